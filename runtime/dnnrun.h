@@ -1,0 +1,312 @@
+/* dnnrun.h: the whole public interface of libdnnrun, from simple to advanced.
+ *
+ * Shape of a program that trains a model:
+ *
+ *     dnr_device *dev;            where the work runs
+ *     dnr_source *src;            where the pictures come from
+ *     dnr_trainer *t;             model + optimizer + plans on that device
+ *     dnr_loader *loader;         threads that decode and augment into pinned batches
+ *
+ *     dnr_device_open("auto", &dev);
+ *     dnr_source_open("data/train", NULL, &src);
+ *     dnr_trainer_create(dev, &opts, &t);
+ *     dnr_loader_open(src, dev, &loader_opts, &loader);
+ *     while (more) dnr_trainer_step(t, loader, &metrics);
+ *     dnr_trainer_save(t, "model.safetensors");
+ *
+ * Conventions: every fallible function returns a dnr_status and explains itself through
+ * dnr_last_error(); objects are created through an out-pointer, owned by the caller and destroyed
+ * with X_close / X_destroy, which accept NULL; pointers handed out by getters are borrowed and live
+ * as long as their object. Tensors are NHWC. An object is used by one thread at a time. */
+#ifndef DNNRUN_H
+#define DNNRUN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DNR_VERSION "0.1.0"
+
+/* ---------------------------------------------------------------- status */
+
+/* The value is also the tool's exit code. */
+typedef enum dnr_status {
+    DNR_OK = 0,
+    DNR_EFAIL = 1,    /* anything else that failed */
+    DNR_EUSAGE = 2,   /* wrong argument, cfg or model */
+    DNR_EDATA = 3,    /* a picture, data set or weights file is missing or bad */
+    DNR_EMEM = 4,     /* not enough memory on the host or device */
+    DNR_EPEER = 5,    /* a rank is lost or differs, or something stalled */
+    DNR_EDEVICE = 6,  /* a device or library is missing or failed */
+    DNR_EDISK = 7,    /* disk full or unwritable */
+    DNR_STOPPED = 75, /* saved and stopped on request: run again to go on */
+} dnr_status;
+
+typedef struct dnr_error {
+    dnr_status status;
+    char where[96];   /* "layers/conv.c:41" */
+    char what[640];   /* one line: what failed, with names and numbers */
+    char remedy[320]; /* one line: what to do about it */
+} dnr_error;
+
+/* The last failure of the calling thread. Valid until its next failure. Never NULL. */
+const dnr_error *dnr_last_error(void);
+
+typedef enum dnr_log_level { DNR_LOG_INFO, DNR_LOG_WARN } dnr_log_level;
+typedef void (*dnr_log_fn)(void *user, dnr_log_level level, const char *line);
+
+/* Where the library's remarks go (chosen device, replaced pictures …). Silent by default.
+ * May be called from loader threads, one at a time. */
+void dnr_set_log(dnr_log_fn fn, void *user);
+
+const char *dnr_version(void);
+
+/* ---------------------------------------------------------------- device */
+
+typedef struct dnr_device dnr_device;
+
+/* `spec`: "auto" (the first CUDA device, else the CPU), "cpu", "cuda", "cuda:N".
+ * A device asked for by name and missing is DNR_EDEVICE, with the reason. */
+dnr_status dnr_device_open(const char *spec, dnr_device **out);
+void dnr_device_close(dnr_device *dev);
+const char *dnr_device_name(const dnr_device *dev);        /* "cpu", "cuda:0" */
+const char *dnr_device_description(const dnr_device *dev); /* one line: model, libraries, versions */
+
+/* Writes one line for each back end: what it is, or why it cannot be used. */
+void dnr_device_list(FILE *out);
+
+/* ---------------------------------------------------------------- data */
+
+/* A data set: n samples, each an encoded picture with a class label and a name. */
+typedef struct dnr_source dnr_source;
+
+typedef struct dnr_source_opts {
+    const char *class_map; /* file of lines "FILE CLASS", for a flat folder; NULL otherwise */
+    int classes;           /* expected number of classes; 0 = do not check */
+    int64_t synthetic_n;   /* samples of path "synthetic"; 0 = 1281167 (ImageNet's) */
+    int synthetic_image;   /* their side in pixels; 0 = 224 */
+} dnr_source_opts;
+
+/* `path`: a folder of class folders; a flat folder (with class_map); tar shards "x-{000000..000009}.tar"
+ * or one "x.tar" (WebDataset: KEY.jpg + KEY.cls); or "synthetic". DNR_EDATA when missing or empty,
+ * when labels are out of range or the number of classes differs. `opts` may be NULL. */
+dnr_status dnr_source_open(const char *path, const dnr_source_opts *opts, dnr_source **out);
+void dnr_source_close(dnr_source *src);
+int64_t dnr_source_count(const dnr_source *src);
+int dnr_source_classes(const dnr_source *src);
+const char *dnr_source_class_name(const dnr_source *src, int label); /* NULL where names are unknown */
+const char *dnr_source_sample_name(const dnr_source *src, int64_t i);
+int dnr_source_label(const dnr_source *src, int64_t i);
+uint64_t dnr_source_hash(const dnr_source *src); /* of names, sizes and labels */
+
+typedef enum dnr_crop {
+    DNR_CROP_CENTER,  /* resize the shorter side to `resize`, cut the centre (validation) */
+    DNR_CROP_RANDOM,  /* random-resized-crop: area and aspect ratio as torchvision's */
+    DNR_CROP_PAD,     /* pad by `pad` zeros, cut at a random place (CIFAR) */
+} dnr_crop;
+
+typedef enum dnr_on_error { DNR_ON_ERROR_SKIP, DNR_ON_ERROR_STOP } dnr_on_error;
+
+typedef struct dnr_loader_opts {
+    int64_t batch;      /* samples of one batch on this rank */
+    int image;          /* height and width of the pictures delivered */
+    bool train;         /* endless shuffled stream; otherwise one pass in order */
+    bool shuffle;       /* of a training stream */
+    uint64_t seed;
+    int64_t start;      /* position in the stream of the first sample of the first batch */
+    int rank, world;    /* batches of consecutive positions are dealt to the ranks in turn; world 0 = 1 */
+    dnr_crop crop;
+    int resize;         /* DNR_CROP_CENTER: shorter side before the crop; 0 = `image` */
+    int pad;            /* DNR_CROP_PAD: pixels on each side */
+    bool flip;          /* mirror each training picture with probability 1/2 */
+    double area_min, area_max;     /* DNR_CROP_RANDOM: share of the area; 0,0 = 0.08, 1 */
+    double aspect_min, aspect_max; /* DNR_CROP_RANDOM: width over height; 0,0 = 3/4, 4/3 */
+    dnr_on_error on_error;
+    int64_t max_bad;    /* more bad samples than this stop the run; < 0 = no limit */
+    int64_t max_pixels; /* a picture with more is bad; 0 = 178956970 (Pillow's limit) */
+    int threads;        /* decoding threads; 0 = one for each core, at most 16 */
+    int prefetch;       /* batches decoded ahead; 0 = 3 */
+    double timeout_s;   /* longest wait for one batch; 0 = 300 */
+} dnr_loader_opts;
+
+typedef struct dnr_loader dnr_loader;
+
+/* One batch in a slot of pinned host memory (layout: runtime/slot.h). */
+typedef struct dnr_batch {
+    void *slot;
+    int32_t *labels; /* [batch]; -1 = no sample (the tail of a validation pass, or a bad picture there) */
+    uint8_t *pixels; /* [batch, image, image, 3], RGB */
+    int64_t position; /* of its first sample in the stream */
+    int64_t count;    /* labels >= 0 */
+    int index;        /* of the slot */
+} dnr_batch;
+
+typedef struct dnr_bad_sample {
+    const char *name;
+    const char *reason;
+    int64_t times; /* how often it was met */
+} dnr_bad_sample;
+
+typedef struct dnr_loader_stats {
+    double wait_s; /* time dnr_loader_next waited, in all */
+    int64_t bad;   /* distinct bad samples met so far */
+    const dnr_bad_sample *bad_list; /* borrowed until the next call on the loader */
+} dnr_loader_stats;
+
+/* The loader borrows `src` and `dev` (for pinned memory; NULL = ordinary memory). */
+dnr_status dnr_loader_open(dnr_source *src, dnr_device *dev, const dnr_loader_opts *opts,
+                           dnr_loader **out);
+void dnr_loader_close(dnr_loader *l);
+/* The next batch in order; a validation pass ends with *more = false and no batch.
+ * `more` may be NULL for a training stream. The slot is the caller's until dnr_loader_release. */
+dnr_status dnr_loader_next(dnr_loader *l, dnr_batch *out, bool *more);
+void dnr_loader_release(dnr_loader *l, const dnr_batch *b);
+/* Starts a validation pass anew. All batches must have been released. */
+dnr_status dnr_loader_rewind(dnr_loader *l);
+void dnr_loader_get_stats(dnr_loader *l, dnr_loader_stats *out);
+const dnr_loader_opts *dnr_loader_get_opts(const dnr_loader *l); /* with defaults filled in */
+
+/* ---------------------------------------------------------------- training */
+
+typedef enum dnr_precision {
+    DNR_PRECISION_AUTO, /* fp16 on CUDA, fp32 on the CPU */
+    DNR_PRECISION_FP64, /* the reference back end only */
+    DNR_PRECISION_FP32,
+    DNR_PRECISION_TF32,
+    DNR_PRECISION_FP16,
+    DNR_PRECISION_BF16,
+} dnr_precision;
+
+const char *dnr_precision_name(dnr_precision p);
+
+typedef struct dnr_model_opts {
+    const char *name;        /* "resnet50", "resnet20", … (see dnr_model_names) */
+    int classes;
+    const char *stem;        /* "imagenet" or "cifar"; NULL = the model's usual one */
+    bool zero_init_residual; /* last batch norm of each block starts at gamma = 0 */
+} dnr_model_opts;
+
+/* NULL-terminated list of the models that dnr_trainer_create knows. */
+const char *const *dnr_model_names(void);
+
+typedef enum dnr_schedule {
+    DNR_SCHEDULE_CONSTANT,
+    DNR_SCHEDULE_STEP,      /* lr · gamma^⌊epoch / step_epochs⌋ */
+    DNR_SCHEDULE_MULTISTEP, /* lr · gamma^(number of milestones passed) */
+    DNR_SCHEDULE_LINEAR,    /* straight from lr to lr_min */
+    DNR_SCHEDULE_COSINE,    /* lr_min + (lr − lr_min) · (1 + cos π t) / 2 */
+    DNR_SCHEDULE_POLY,      /* lr_min + (lr − lr_min) · (1 − t)^power */
+    DNR_SCHEDULE_ONECYCLE,  /* PyTorch's OneCycleLR with cosine annealing, momentum kept */
+} dnr_schedule;
+
+#define DNR_MAX_MILESTONES 16
+
+typedef struct dnr_optim_opts {
+    double lr;          /* peak learning rate, already scaled to the global batch */
+    double momentum;
+    bool nesterov;
+    double weight_decay;
+    bool decay_norm_bias; /* decay batch-norm weights and biases too */
+    double clip_norm;     /* 0 = off; else torch.nn.utils.clip_grad_norm_ */
+    dnr_schedule schedule;
+    double warmup_epochs; /* linear from warmup_factor · lr */
+    double warmup_factor; /* 0 = from one step's worth, lr / steps of warm-up */
+    double lr_min;
+    double gamma;         /* STEP, MULTISTEP */
+    double step_epochs;   /* STEP */
+    double power;         /* POLY */
+    double milestones[DNR_MAX_MILESTONES]; /* MULTISTEP, in epochs */
+    int n_milestones;
+    double pct_start, div_factor, final_div_factor; /* ONECYCLE; 0,0,0 = 0.3, 25, 1e4 */
+} dnr_optim_opts;
+
+/* The learning rate after `samples` of `total` samples; a pure function. `epoch` = samples in an epoch,
+ * `global_batch` = samples of a step. */
+double dnr_learning_rate(const dnr_optim_opts *o, int64_t samples, int64_t total, int64_t epoch,
+                         int64_t global_batch);
+
+typedef enum dnr_recompute {
+    DNR_RECOMPUTE_NONE,
+    DNR_RECOMPUTE_STAGE, /* keep only what enters a stage */
+    DNR_RECOMPUTE_BLOCK, /* keep only what enters a residual block */
+} dnr_recompute;
+
+typedef struct dnr_trainer_opts {
+    dnr_model_opts model;
+    dnr_optim_opts optim;
+    dnr_precision precision;
+    int64_t batch;      /* micro-batch of this rank */
+    int64_t accumulate; /* micro-batches of a step; 0 = 1 */
+    int image;          /* height and width */
+    double mean[3], std[3]; /* of the channels, for pixels scaled to 0…1; std 0,0,0 = ImageNet's mean and std */
+    double label_smoothing;
+    int64_t epoch_samples;  /* samples in an epoch */
+    int64_t total_samples;  /* of the whole run, for the schedule */
+    uint64_t seed;          /* of the initial weights */
+    bool deterministic;     /* same bits every time on the same kind of machine */
+    dnr_recompute recompute;
+    double memory_fraction; /* most of the device's memory that may be planned; 0 = 0.9 */
+    int64_t workspace_mb;   /* cap of one launch's workspace; 0 = 1024 */
+    bool benchmark;         /* time candidate implementations before step one */
+    int64_t eval_batch;     /* 0 = batch */
+    int eval_image;         /* 0 = image */
+} dnr_trainer_opts;
+
+typedef struct dnr_trainer dnr_trainer;
+
+/* State after a step, as read from the device. */
+typedef struct dnr_metrics {
+    int64_t step;       /* optimizer steps attempted */
+    int64_t samples;    /* seen so far */
+    double loss;        /* mean over the step's samples, unscaled */
+    double top1, top5;  /* shares of the step's samples */
+    double lr;
+    double loss_scale;  /* 1 where unused */
+    int64_t skipped;    /* steps skipped for overflow, so far */
+    double grad_norm;   /* before clipping; 0 where clipping is off */
+} dnr_metrics;
+
+typedef struct dnr_eval_result {
+    int64_t images, correct1, correct5;
+    double loss; /* mean; without label smoothing */
+} dnr_eval_result;
+
+/* Builds the model, the plans of all programs and their memory map, reserves the memory and initialises
+ * the weights (He-normal, fan-out). DNR_EMEM, before any memory is taken, when the plan does not fit;
+ * the error names the largest batch that does. The trainer borrows `dev`. */
+dnr_status dnr_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts, dnr_trainer **out);
+void dnr_trainer_destroy(dnr_trainer *t);
+
+/* One optimizer step: `accumulate` batches from the loader. Enqueues and returns; `*out` describes the
+ * step before the one just enqueued (step = 0 when there was none yet), so nothing waits for the device. */
+dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out);
+/* Waits (bounded) until all enqueued steps are done and describes the last one. */
+dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out);
+/* One exact pass over a validation loader: each sample counts once. */
+dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out);
+
+/* Weights and running statistics, with torchvision's names and layouts. `path` is written whole or not
+ * at all (temporary file, fsync, rename). */
+dnr_status dnr_trainer_save(dnr_trainer *t, const char *path);
+/* DNR_EDATA where the file is missing, damaged, or of another model (names the first difference). */
+dnr_status dnr_trainer_load(dnr_trainer *t, const char *path);
+
+/* What runs and where it lies: ops, launches, implementations, bytes, FLOPs, memory map and peak of each
+ * program. */
+typedef enum dnr_explain_form { DNR_EXPLAIN_TEXT, DNR_EXPLAIN_JSON } dnr_explain_form;
+dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE *out);
+/* A hash of the programs (not of the implementations chosen): equal on ranks that can work together. */
+uint64_t dnr_trainer_plan_hash(const dnr_trainer *t);
+/* Bytes planned: arena (peak over the programs) and store. */
+void dnr_trainer_memory(const dnr_trainer *t, size_t *arena, size_t *store);
+dnr_precision dnr_trainer_precision(const dnr_trainer *t); /* AUTO resolved */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+# Flags shared by all targets, and dnr_module().
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE RelWithDebInfo)
+endif()
+set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O3 -g")
+# Binary, library and modules lie together in the build folder, as they do when installed.
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+
+string(LENGTH "${CMAKE_SOURCE_DIR}/" DNR_SRC_PREFIX)
+add_library(dnr_flags INTERFACE)
+target_compile_definitions(dnr_flags INTERFACE _GNU_SOURCE DNRI_SRC_PREFIX=${DNR_SRC_PREFIX}
+                           DNRI_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+target_compile_options(dnr_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wstrict-prototypes;-Wno-unused-parameter;-Werror;-fno-math-errno>)
+if(DNR_SANITIZE)
+    target_compile_options(dnr_flags INTERFACE
+        $<$<COMPILE_LANGUAGE:C>:-fsanitize=${DNR_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>)
+    target_link_options(dnr_flags INTERFACE -fsanitize=${DNR_SANITIZE})
+endif()
+
+# A back end: dnnrun-NAME.so, loaded by libdnnrun from its own folder.
+function(dnr_module name)
+    add_library(dnnrun-${name} MODULE ${ARGN})
+    set_target_properties(dnnrun-${name} PROPERTIES PREFIX "")
+    target_link_libraries(dnnrun-${name} PRIVATE dnnrun dnr_flags dnr_hash)
+endfunction()
