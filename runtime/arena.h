@@ -11,8 +11,9 @@ typedef struct dnri_span {
 } dnri_span;
 
 /* Sets the offsets so that no two spans that are alive together overlap. `align` is a power of two.
- * `*peak` is the arena's size. Two orders of first fit are tried and the smaller result kept. O(n²).
- * Buchsbaum et al. 2003 bound the optimum by (2+ε) times the lower bound below; tests hold it to 1.25. */
+ * `*peak` is the arena's size. Two orders of first fit are tried and the smaller result kept.
+ * O(n²). Buchsbaum et al. 2003 bound the optimum by (2+ε) times the lower bound below; tests hold
+ * it to 1.25. */
 dnr_status dnri_arena_plan(dnri_span *spans, int n, size_t align, size_t *peak);
 
 /* Largest sum of sizes (rounded up to `align`) alive at one op: no arena is smaller. */

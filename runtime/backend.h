@@ -1,8 +1,8 @@
 /* backend.h: the seam to where work runs. A back end is a module (shared object) loaded at run time
  * that exports one symbol, dnri_backend_<name>. The engine calls nothing else of it.
  *
- * Lanes are queues of work in order. The CPU and ref back ends run each call at once, on the caller's
- * thread; their fences and marks are always reached. */
+ * Lanes are queues of work in order. The CPU and ref back ends run each call at once, on the
+ * caller's thread; their fences and marks are always reached. */
 #ifndef DNR_BACKEND_H
 #define DNR_BACKEND_H
 
@@ -22,13 +22,15 @@ typedef struct dnri_binding {
 /* One lowered op: bound once, then run any number of times. */
 typedef struct dnri_step {
     dnr_status (*bind)(void *ctx, const dnri_binding *b);
-    dnr_status (*run)(void *ctx); /* enqueues on its lane: no allocation, synchronisation or host branch */
-    void (*drop)(void *ctx);      /* frees ctx; may be NULL when ctx is */
+    dnr_status (*run)(
+        void *ctx); /* enqueues on its lane: no allocation, synchronisation or host branch */
+    void (*drop)(void *ctx); /* frees ctx; may be NULL when ctx is */
     void *ctx;
     size_t workspace; /* bytes */
     dnr_lane lane;
-    int launches;     /* kernels or primitives started by run */
-    char impl[64];    /* implementation chosen, for `dnnrun plan`: "cudnn engine 58", "brgconv:avx512_core" */
+    int launches;  /* kernels or primitives started by run */
+    char impl[64]; /* implementation chosen, for `dnnrun plan`: "cudnn engine 58",
+                      "brgconv:avx512_core" */
 } dnri_step;
 
 typedef struct dnri_lower_opts {
@@ -48,7 +50,8 @@ typedef struct dnri_backend {
     int abi; /* DNRI_BACKEND_ABI */
     const char *name;
 
-    /* `arg`: what follows the colon of "cuda:1", or NULL. DNR_EDEVICE with the reason when it cannot be used. */
+    /* `arg`: what follows the colon of "cuda:1", or NULL. DNR_EDEVICE with the reason when it
+     * cannot be used. */
     dnr_status (*open)(const char *arg, dnr_device **out);
     void (*close)(dnr_device *dev);
     /* Resolves AUTO and checks that this device can do `p`. */
@@ -63,18 +66,20 @@ typedef struct dnri_backend {
     dnr_status (*alloc_host)(dnr_device *dev, size_t bytes, void **out);
     void (*free_host)(dnr_device *dev, void *p);
 
-    /* Enqueues a copy between any two addresses of host (pinned, or pageable for set-up) and device. */
+    /* Enqueues a copy between any two addresses of host (pinned, or pageable for set-up) and
+     * device. */
     dnr_status (*copy)(dnr_device *dev, dnr_lane lane, void *dst, const void *src, size_t bytes);
     /* What is enqueued on `to` from now on starts after what is on `from` now. */
     dnr_status (*fence)(dnr_device *dev, dnr_lane from, dnr_lane to);
-    /* mark: remembers what is on the lane now under `id` (< DNRI_MARKS). reached: is all of it done? Never
-     * waits. An asynchronous device error surfaces here. */
+    /* mark: remembers what is on the lane now under `id` (< DNRI_MARKS). reached: is all of it
+     * done? Never waits. An asynchronous device error surfaces here. */
     dnr_status (*mark)(dnr_device *dev, dnr_lane lane, int id);
     dnr_status (*reached)(dnr_device *dev, int id, bool *done);
     /* Waits for a lane; for set-up, never inside a step. */
     dnr_status (*sync)(dnr_device *dev, dnr_lane lane);
 
-    /* Capture of all lanes, begun and ended on COMPUTE; NULL where a program is run step by step. */
+    /* Capture of all lanes, begun and ended on COMPUTE; NULL where a program is run step by step.
+     */
     dnr_status (*capture_begin)(dnr_device *dev);
     dnr_status (*capture_end)(dnr_device *dev, void **program);
     dnr_status (*replay)(dnr_device *dev, void *program);
@@ -87,7 +92,8 @@ typedef struct dnri_backend {
     void (*counters)(dnr_device *dev, int64_t *allocs, int64_t *syncs);
 } dnri_backend;
 
-/* A back end's lowering table, searched by dnri_lower_find; each layer's file fills one row per op. */
+/* A back end's lowering table, searched by dnri_lower_find; each layer's file fills one row per op.
+ */
 typedef struct dnri_lowering {
     const dnri_op_def *def;
     bool (*supports)(dnr_device *dev, const dnr_graph *g, const dnri_op *op); /* NULL: always */

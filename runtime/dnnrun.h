@@ -74,8 +74,9 @@ typedef struct dnr_device dnr_device;
  * A device asked for by name and missing is DNR_EDEVICE, with the reason. */
 dnr_status dnr_device_open(const char *spec, dnr_device **out);
 void dnr_device_close(dnr_device *dev);
-const char *dnr_device_name(const dnr_device *dev);        /* "cpu", "cuda:0" */
-const char *dnr_device_description(const dnr_device *dev); /* one line: model, libraries, versions */
+const char *dnr_device_name(const dnr_device *dev); /* "cpu", "cuda:0" */
+const char *
+dnr_device_description(const dnr_device *dev); /* one line: model, libraries, versions */
 
 /* Writes one line for each back end: what it is, or why it cannot be used. */
 void dnr_device_list(FILE *out);
@@ -92,38 +93,41 @@ typedef struct dnr_source_opts {
     int synthetic_image;   /* their side in pixels; 0 = 224 */
 } dnr_source_opts;
 
-/* `path`: a folder of class folders; a flat folder (with class_map); tar shards "x-{000000..000009}.tar"
- * or one "x.tar" (WebDataset: KEY.jpg + KEY.cls); or "synthetic". DNR_EDATA when missing or empty,
- * when labels are out of range or the number of classes differs. `opts` may be NULL. */
+/* `path`: a folder of class folders; a flat folder (with class_map); tar shards
+ * "x-{000000..000009}.tar" or one "x.tar" (WebDataset: KEY.jpg + KEY.cls); or "synthetic".
+ * DNR_EDATA when missing or empty, when labels are out of range or the number of classes differs.
+ * `opts` may be NULL. */
 dnr_status dnr_source_open(const char *path, const dnr_source_opts *opts, dnr_source **out);
 void dnr_source_close(dnr_source *src);
 int64_t dnr_source_count(const dnr_source *src);
 int dnr_source_classes(const dnr_source *src);
-const char *dnr_source_class_name(const dnr_source *src, int label); /* NULL where names are unknown */
+const char *dnr_source_class_name(const dnr_source *src,
+                                  int label); /* NULL where names are unknown */
 const char *dnr_source_sample_name(const dnr_source *src, int64_t i);
 int dnr_source_label(const dnr_source *src, int64_t i);
 uint64_t dnr_source_hash(const dnr_source *src); /* of names, sizes and labels */
 
 typedef enum dnr_crop {
-    DNR_CROP_CENTER,  /* resize the shorter side to `resize`, cut the centre (validation) */
-    DNR_CROP_RANDOM,  /* random-resized-crop: area and aspect ratio as torchvision's */
-    DNR_CROP_PAD,     /* pad by `pad` zeros, cut at a random place (CIFAR) */
+    DNR_CROP_CENTER, /* resize the shorter side to `resize`, cut the centre (validation) */
+    DNR_CROP_RANDOM, /* random-resized-crop: area and aspect ratio as torchvision's */
+    DNR_CROP_PAD,    /* pad by `pad` zeros, cut at a random place (CIFAR) */
 } dnr_crop;
 
 typedef enum dnr_on_error { DNR_ON_ERROR_SKIP, DNR_ON_ERROR_STOP } dnr_on_error;
 
 typedef struct dnr_loader_opts {
-    int64_t batch;      /* samples of one batch on this rank */
-    int image;          /* height and width of the pictures delivered */
-    bool train;         /* endless shuffled stream; otherwise one pass in order */
-    bool shuffle;       /* of a training stream */
+    int64_t batch; /* samples of one batch on this rank */
+    int image;     /* height and width of the pictures delivered */
+    bool train;    /* endless shuffled stream; otherwise one pass in order */
+    bool shuffle;  /* of a training stream */
     uint64_t seed;
-    int64_t start;      /* position in the stream of the first sample of the first batch */
-    int rank, world;    /* batches of consecutive positions are dealt to the ranks in turn; world 0 = 1 */
+    int64_t start; /* position in the stream of the first sample of the first batch */
+    int rank,
+        world; /* batches of consecutive positions are dealt to the ranks in turn; world 0 = 1 */
     dnr_crop crop;
-    int resize;         /* DNR_CROP_CENTER: shorter side before the crop; 0 = `image` */
-    int pad;            /* DNR_CROP_PAD: pixels on each side */
-    bool flip;          /* mirror each training picture with probability 1/2 */
+    int resize;                    /* DNR_CROP_CENTER: shorter side before the crop; 0 = `image` */
+    int pad;                       /* DNR_CROP_PAD: pixels on each side */
+    bool flip;                     /* mirror each training picture with probability 1/2 */
     double area_min, area_max;     /* DNR_CROP_RANDOM: share of the area; 0,0 = 0.08, 1 */
     double aspect_min, aspect_max; /* DNR_CROP_RANDOM: width over height; 0,0 = 3/4, 4/3 */
     dnr_on_error on_error;
@@ -139,8 +143,9 @@ typedef struct dnr_loader dnr_loader;
 /* One batch in a slot of pinned host memory (layout: runtime/slot.h). */
 typedef struct dnr_batch {
     void *slot;
-    int32_t *labels; /* [batch]; -1 = no sample (the tail of a validation pass, or a bad picture there) */
-    uint8_t *pixels; /* [batch, image, image, 3], RGB */
+    int32_t *labels;  /* [batch]; -1 = no sample (the tail of a validation pass, or a bad picture
+                         there) */
+    uint8_t *pixels;  /* [batch, image, image, 3], RGB */
     int64_t position; /* of its first sample in the stream */
     int64_t count;    /* labels >= 0 */
     int index;        /* of the slot */
@@ -153,8 +158,8 @@ typedef struct dnr_bad_sample {
 } dnr_bad_sample;
 
 typedef struct dnr_loader_stats {
-    double wait_s; /* time dnr_loader_next waited, in all */
-    int64_t bad;   /* distinct bad samples met so far */
+    double wait_s;                  /* time dnr_loader_next waited, in all */
+    int64_t bad;                    /* distinct bad samples met so far */
     const dnr_bad_sample *bad_list; /* borrowed until the next call on the loader */
 } dnr_loader_stats;
 
@@ -185,7 +190,7 @@ typedef enum dnr_precision {
 const char *dnr_precision_name(dnr_precision p);
 
 typedef struct dnr_model_opts {
-    const char *name;        /* "resnet50", "resnet20", … (see dnr_model_names) */
+    const char *name; /* "resnet50", "resnet20", … (see dnr_model_names) */
     int classes;
     const char *stem;        /* "imagenet" or "cifar"; NULL = the model's usual one */
     bool zero_init_residual; /* last batch norm of each block starts at gamma = 0 */
@@ -207,7 +212,7 @@ typedef enum dnr_schedule {
 #define DNR_MAX_MILESTONES 16
 
 typedef struct dnr_optim_opts {
-    double lr;          /* peak learning rate, already scaled to the global batch */
+    double lr; /* peak learning rate, already scaled to the global batch */
     double momentum;
     bool nesterov;
     double weight_decay;
@@ -217,16 +222,16 @@ typedef struct dnr_optim_opts {
     double warmup_epochs; /* linear from warmup_factor · lr */
     double warmup_factor; /* 0 = from one step's worth, lr / steps of warm-up */
     double lr_min;
-    double gamma;         /* STEP, MULTISTEP */
-    double step_epochs;   /* STEP */
-    double power;         /* POLY */
+    double gamma;                          /* STEP, MULTISTEP */
+    double step_epochs;                    /* STEP */
+    double power;                          /* POLY */
     double milestones[DNR_MAX_MILESTONES]; /* MULTISTEP, in epochs */
     int n_milestones;
     double pct_start, div_factor, final_div_factor; /* ONECYCLE; 0,0,0 = 0.3, 25, 1e4 */
 } dnr_optim_opts;
 
-/* The learning rate after `samples` of `total` samples; a pure function. `epoch` = samples in an epoch,
- * `global_batch` = samples of a step. */
+/* The learning rate after `samples` of `total` samples; a pure function. `epoch` = samples in an
+ * epoch, `global_batch` = samples of a step. */
 double dnr_learning_rate(const dnr_optim_opts *o, int64_t samples, int64_t total, int64_t epoch,
                          int64_t global_batch);
 
@@ -243,12 +248,13 @@ typedef struct dnr_trainer_opts {
     int64_t batch;      /* micro-batch of this rank */
     int64_t accumulate; /* micro-batches of a step; 0 = 1 */
     int image;          /* height and width */
-    double mean[3], std[3]; /* of the channels, for pixels scaled to 0…1; std 0,0,0 = ImageNet's mean and std */
+    double mean[3],
+        std[3]; /* of the channels, for pixels scaled to 0…1; std 0,0,0 = ImageNet's mean and std */
     double label_smoothing;
-    int64_t epoch_samples;  /* samples in an epoch */
-    int64_t total_samples;  /* of the whole run, for the schedule */
-    uint64_t seed;          /* of the initial weights */
-    bool deterministic;     /* same bits every time on the same kind of machine */
+    int64_t epoch_samples; /* samples in an epoch */
+    int64_t total_samples; /* of the whole run, for the schedule */
+    uint64_t seed;         /* of the initial weights */
+    bool deterministic;    /* same bits every time on the same kind of machine */
     dnr_recompute recompute;
     double memory_fraction; /* most of the device's memory that may be planned; 0 = 0.9 */
     int64_t workspace_mb;   /* cap of one launch's workspace; 0 = 1024 */
@@ -261,14 +267,14 @@ typedef struct dnr_trainer dnr_trainer;
 
 /* State after a step, as read from the device. */
 typedef struct dnr_metrics {
-    int64_t step;       /* optimizer steps attempted */
-    int64_t samples;    /* seen so far */
-    double loss;        /* mean over the step's samples, unscaled */
-    double top1, top5;  /* shares of the step's samples */
+    int64_t step;      /* optimizer steps attempted */
+    int64_t samples;   /* seen so far */
+    double loss;       /* mean over the step's samples, unscaled */
+    double top1, top5; /* shares of the step's samples */
     double lr;
-    double loss_scale;  /* 1 where unused */
-    int64_t skipped;    /* steps skipped for overflow, so far */
-    double grad_norm;   /* before clipping; 0 where clipping is off */
+    double loss_scale; /* 1 where unused */
+    int64_t skipped;   /* steps skipped for overflow, so far */
+    double grad_norm;  /* before clipping; 0 where clipping is off */
 } dnr_metrics;
 
 typedef struct dnr_eval_result {
@@ -276,31 +282,34 @@ typedef struct dnr_eval_result {
     double loss; /* mean; without label smoothing */
 } dnr_eval_result;
 
-/* Builds the model, the plans of all programs and their memory map, reserves the memory and initialises
- * the weights (He-normal, fan-out). DNR_EMEM, before any memory is taken, when the plan does not fit;
- * the error names the largest batch that does. The trainer borrows `dev`. */
+/* Builds the model, the plans of all programs and their memory map, reserves the memory and
+ * initialises the weights (He-normal, fan-out). DNR_EMEM, before any memory is taken, when the plan
+ * does not fit; the error names the largest batch that does. The trainer borrows `dev`. */
 dnr_status dnr_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts, dnr_trainer **out);
 void dnr_trainer_destroy(dnr_trainer *t);
 
-/* One optimizer step: `accumulate` batches from the loader. Enqueues and returns; `*out` describes the
- * step before the one just enqueued (step = 0 when there was none yet), so nothing waits for the device. */
+/* One optimizer step: `accumulate` batches from the loader. Enqueues and returns; `*out` describes
+ * the step before the one just enqueued (step = 0 when there was none yet), so nothing waits for
+ * the device. */
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out);
 /* Waits (bounded) until all enqueued steps are done and describes the last one. */
 dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out);
 /* One exact pass over a validation loader: each sample counts once. */
 dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out);
 
-/* Weights and running statistics, with torchvision's names and layouts. `path` is written whole or not
- * at all (temporary file, fsync, rename). */
+/* Weights and running statistics, with torchvision's names and layouts. `path` is written whole or
+ * not at all (temporary file, fsync, rename). */
 dnr_status dnr_trainer_save(dnr_trainer *t, const char *path);
-/* DNR_EDATA where the file is missing, damaged, or of another model (names the first difference). */
+/* DNR_EDATA where the file is missing, damaged, or of another model (names the first difference).
+ */
 dnr_status dnr_trainer_load(dnr_trainer *t, const char *path);
 
-/* What runs and where it lies: ops, launches, implementations, bytes, FLOPs, memory map and peak of each
- * program. */
+/* What runs and where it lies: ops, launches, implementations, bytes, FLOPs, memory map and peak of
+ * each program. */
 typedef enum dnr_explain_form { DNR_EXPLAIN_TEXT, DNR_EXPLAIN_JSON } dnr_explain_form;
 dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE *out);
-/* A hash of the programs (not of the implementations chosen): equal on ranks that can work together. */
+/* A hash of the programs (not of the implementations chosen): equal on ranks that can work
+ * together. */
 uint64_t dnr_trainer_plan_hash(const dnr_trainer *t);
 /* Bytes planned: arena (peak over the programs) and store. */
 void dnr_trainer_memory(const dnr_trainer *t, size_t *arena, size_t *store);

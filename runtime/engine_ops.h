@@ -22,11 +22,11 @@ extern const dnri_op_def dnri_def_grad_fold;
  * state.grad_sqsum ← Σ (g / loss_scale)², in double or by pairwise fp32 sums, in a fixed order. */
 extern const dnri_op_def dnri_def_grad_stat;
 
-/* sgd: in {GRAD or GSUM, HEADER, STATE}, out {MASTER, MOMENTUM, WEIGHT or NONE where it aliases MASTER}.
- * PyTorch's SGD (dampening 0), skipped whole when attr.scaled and state.found_inf:
- *   g ← grad / loss_scale; if clip: g ← g · min(1, clip / (sqrt(grad_sqsum) + 1e-6))
- *   d ← g + decay·w (parameters that decay); v ← momentum·v + d; w ← w − lr·(nesterov ? d + momentum·v : v)
- *   weight ← w in the compute type */
+/* sgd: in {GRAD or GSUM, HEADER, STATE}, out {MASTER, MOMENTUM, WEIGHT or NONE where it aliases
+ * MASTER}. PyTorch's SGD (dampening 0), skipped whole when attr.scaled and state.found_inf: g ←
+ * grad / loss_scale; if clip: g ← g · min(1, clip / (sqrt(grad_sqsum) + 1e-6)) d ← g + decay·w
+ * (parameters that decay); v ← momentum·v + d; w ← w − lr·(nesterov ? d + momentum·v : v) weight ←
+ * w in the compute type */
 typedef struct dnri_sgd_attr {
     double momentum, weight_decay, clip_norm; /* clip_norm 0 = off */
     bool nesterov, decay_norm_bias, scaled;
@@ -34,15 +34,15 @@ typedef struct dnri_sgd_attr {
 extern const dnri_op_def dnri_def_sgd;
 
 /* scaler: in {}, out {STATE}; after sgd. steps += 1; when attr.scaled, GradScaler.update:
- *   found_inf: scale ← scale/2, growth ← 0, skipped += 1; else growth += 1, and at 2000 scale ← 2·scale
- *   where that is finite, growth ← 0. */
+ *   found_inf: scale ← scale/2, growth ← 0, skipped += 1; else growth += 1, and at 2000 scale ←
+ * 2·scale where that is finite, growth ← 0. */
 typedef struct dnri_scaler_attr {
     bool scaled;
 } dnri_scaler_attr;
 extern const dnri_op_def dnri_def_scaler;
 
-/* Emits what follows backward in the `last` program: fold (accumulate > 1), stat (scaled or clipping), sgd,
- * scaler. In the `micro` program only the fold. */
+/* Emits what follows backward in the `last` program: fold (accumulate > 1), stat (scaled or
+ * clipping), sgd, scaler. In the `micro` program only the fold. */
 typedef struct dnri_update_opts {
     dnri_sgd_attr sgd;
     bool sums; /* accumulate > 1 */
@@ -50,7 +50,8 @@ typedef struct dnri_update_opts {
 } dnri_update_opts;
 dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o);
 
-/* The decay flag of each DNRI_PARAM_ALIGN elements of the flat slab, one byte each, for sgd. From malloc. */
+/* The decay flag of each DNRI_PARAM_ALIGN elements of the flat slab, one byte each, for sgd. From
+ * malloc. */
 unsigned char *dnri_decay_map(const dnri_params *p, bool decay_norm_bias);
 
 #endif

@@ -1,9 +1,9 @@
 /* graph.h: the mini-IR. A graph is a list of ops in order of execution over numbered tensors.
  *
- * A model writes the forward ops through layers/; everything else is a pass over the list: the gradient
- * walk (grad.c) appends backward ops, rewrites (rewrite.h) edit the list, the plan (plan.h) lowers it.
- * The first error sticks to the graph: later emits do nothing and return -1, so builders need not check;
- * dnri_graph_status (and every pass) reports it. */
+ * A model writes the forward ops through layers/; everything else is a pass over the list: the
+ * gradient walk (grad.c) appends backward ops, rewrites (rewrite.h) edit the list, the plan
+ * (plan.h) lowers it. The first error sticks to the graph: later emits do nothing and return -1, so
+ * builders need not check; dnri_graph_status (and every pass) reports it. */
 #ifndef DNR_GRAPH_H
 #define DNR_GRAPH_H
 
@@ -29,7 +29,7 @@ typedef struct dnri_tensor {
     dnri_role role; /* STORE: which slab, and */
     int param;      /* which parameter; -1 = the whole slab */
     bool wants_grad;
-    bool keep;      /* ARENA: stays readable after the program has run */
+    bool keep; /* ARENA: stays readable after the program has run */
 } dnri_tensor;
 
 typedef enum dnri_phase { DNRI_FORWARD, DNRI_BACKWARD, DNRI_UPDATE } dnri_phase;
@@ -42,7 +42,7 @@ struct dnri_op {
     dnr_tid out[DNRI_MAX_OUT]; /* likewise */
     int stage, block;          /* scope in the model, for recompute; -1 outside */
     dnri_phase phase;
-    bool clone;                /* made by the recompute rewrite */
+    bool clone;                                /* made by the recompute rewrite */
     _Alignas(8) unsigned char attr[DNRI_ATTR]; /* the layer's own */
 };
 
@@ -51,14 +51,16 @@ struct dnri_op_def {
     const char *name; /* "conv.fprop" */
     /* Checks the inputs and attributes; sets the outputs through dnri_out. */
     dnr_status (*infer)(dnr_graph *g, dnri_op *op);
-    /* Emits the backward ops. dy[i]: gradient of out[i], or DNRI_NONE. Must set dx[j] for each input j
-     * that wants a gradient and is no parameter; gradients of parameters go to dnri_grad_of. NULL: none. */
+    /* Emits the backward ops. dy[i]: gradient of out[i], or DNRI_NONE. Must set dx[j] for each
+     * input j that wants a gradient and is no parameter; gradients of parameters go to
+     * dnri_grad_of. NULL: none. */
     dnr_status (*grad)(dnr_graph *g, const dnri_op *op, const dnr_tid dy[], dnr_tid dx[]);
-    /* Rewrites the op into simpler ones for a back end that lacks it: emits them in its place (the graph
-     * routes emits there), writing to the same outputs. NULL: cannot be split. */
+    /* Rewrites the op into simpler ones for a back end that lacks it: emits them in its place (the
+     * graph routes emits there), writing to the same outputs. NULL: cannot be split. */
     dnr_status (*expand)(dnr_graph *g, const dnri_op *op);
-    /* For recompute: turns the copy `op` of a forward op into one without side effects that gives the same
-     * bits. `from` is the original (a norm reads the statistics that it saved). NULL: a copy will do. */
+    /* For recompute: turns the copy `op` of a forward op into one without side effects that gives
+     * the same bits. `from` is the original (a norm reads the statistics that it saved). NULL: a
+     * copy will do. */
     void (*reclone)(const dnri_op *from, dnri_op *op);
     /* Floating-point operations (a multiply-add is two). NULL: counts as 0. */
     double (*flops)(const dnr_graph *g, const dnri_op *op);
@@ -76,7 +78,7 @@ dnri_params *dnri_graph_params(const dnr_graph *g);
 dnr_status dnri_graph_status(const dnr_graph *g);
 
 int dnri_graph_ops(const dnr_graph *g);
-dnri_op *dnri_graph_op(dnr_graph *g, int i);              /* valid until the next emit */
+dnri_op *dnri_graph_op(dnr_graph *g, int i); /* valid until the next emit */
 const dnri_op *dnri_graph_op_c(const dnr_graph *g, int i);
 int dnri_graph_tensors(const dnr_graph *g);
 const dnri_tensor *dnri_graph_tensor(const dnr_graph *g, dnr_tid t);
@@ -87,8 +89,15 @@ static inline const dnr_desc *dnri_desc(const dnr_graph *g, dnr_tid t)
 
 /* Scope of the ops emitted from now on: stage and block of the model, or -1, -1. */
 void dnri_graph_scope(dnr_graph *g, int stage, int block);
+/* Phase of the ops emitted from now on; a new graph is in FORWARD, the gradient walk leaves it in
+ * UPDATE. */
+void dnri_graph_phase(dnr_graph *g, dnri_phase phase);
+/* Keeps this thread's last error as the graph's (if it is the first); for builders that check by
+ * themselves. */
+dnr_status dnri_graph_fail(dnr_graph *g);
 
-/* A store tensor: a parameter (declared on first use) or a whole slab. Their types follow the role. */
+/* A store tensor: a parameter (declared on first use) or a whole slab. Their types follow the role.
+ */
 dnr_tid dnri_param_tensor(dnr_graph *g, dnri_role role, const dnri_param *proto);
 dnr_tid dnri_slab_tensor(dnr_graph *g, dnri_role role);
 /* The gradient slot of parameter tensor `w`; fails the graph where it was taken before. */
@@ -96,8 +105,9 @@ dnr_tid dnri_grad_of(dnr_graph *g, dnr_tid w);
 bool dnri_wants_grad(const dnr_graph *g, dnr_tid t); /* false for DNRI_NONE */
 void dnri_keep(dnr_graph *g, dnr_tid t);
 
-/* Emits an op and infers its outputs. `attr` is copied (attr_size <= DNRI_ATTR). out[i] = DNRI_NONE asks for
- * a new arena tensor (infer may leave it out), another value for an existing one; the tids are written back. */
+/* Emits an op and infers its outputs. `attr` is copied (attr_size <= DNRI_ATTR). out[i] = DNRI_NONE
+ * asks for a new arena tensor (infer may leave it out), another value for an existing one; the tids
+ * are written back. */
 dnr_status dnri_emit(dnr_graph *g, const dnri_op_def *def, const char *name, const void *attr,
                      size_t attr_size, int n_in, const dnr_tid *in, int n_out, dnr_tid *out);
 

@@ -1,17 +1,19 @@
-/* model.h: the seam between the trainer and models/: a model is a function that writes forward ops. */
+/* model.h: the seam between the trainer and models/: a model is a function that writes forward ops.
+ */
 #ifndef DNR_MODEL_H
 #define DNR_MODEL_H
 
 #include "graph.h"
 
-/* Writes the model from picture tensor `x` [n,h,w,3] to logits [n,1,1,classes]. The graph keeps the first
- * error. */
+/* Writes the model from picture tensor `x` [n,h,w,3] to logits [n,1,1,classes]. The graph keeps the
+ * first error. */
 typedef dnr_tid (*dnri_model_fn)(dnr_graph *g, dnr_tid x, const dnr_model_opts *o);
 
-/* In models/. DNR_EUSAGE naming the nearest known model when there is none of that name. */
+/* In models/. DNR_EUSAGE, naming the known ones, when there is no model of that name. */
 dnr_status dnri_model_find(const char *name, dnri_model_fn *out);
 
 /* In layers/loss.c: emits the loss over logits and labels (see layers.h). */
-dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double smoothing, double grad_scale);
+dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double smoothing,
+                           double grad_scale);
 
 #endif

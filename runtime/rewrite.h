@@ -4,15 +4,16 @@
 
 #include "graph.h"
 
-/* Recomputation (gradient checkpointing, Chen et al. 2016, arXiv:1604.06174): backward ops of a segment
- * (block or stage) read clones of the forward tensors, recomputed just before them from what enters the
- * segment, so that memory falls out of lifetimes. Clones have no side effects and give the same bits.
- * The segment that backward visits first is left alone: its tensors are still alive then. */
+/* Recomputation (gradient checkpointing, Chen et al. 2016, arXiv:1604.06174): backward ops of a
+ * segment (block or stage) read clones of the forward tensors, recomputed just before them from
+ * what enters the segment, so that memory falls out of lifetimes. Clones have no side effects and
+ * give the same bits. The segment that backward visits first is left alone: its tensors are still
+ * alive then. */
 dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode);
 
 struct dnri_backend;
-/* Splits every op that the back end does not support, through its def's expand. DNR_EUSAGE where an op
- * can be neither lowered nor split. */
+/* Splits every op that the back end does not support, through its def's expand. DNR_EUSAGE where an
+ * op can be neither lowered nor split. */
 dnr_status dnri_rewrite_split(dnr_graph *g, dnr_device *dev);
 
 #endif

@@ -1,6 +1,6 @@
 /* slot.h: layout of one batch in pinned host memory, and, byte for byte, in its device staging:
  *
- *     [ dnri_header, 64 B | labels int32[batch], padded to 64 B | pixels uint8[batch, h, w, 3] ]  */
+ *     [ dnri_header, 64 B | labels int32[batch], padded to 64 B | pixels uint8[batch, h, w, 3] ] */
 #ifndef DNR_SLOT_H
 #define DNR_SLOT_H
 

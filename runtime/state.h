@@ -1,8 +1,9 @@
 /* state.h: the two small blocks that the host and every back end share by layout.
  *
- * Replay freezes arguments, so each scalar that changes from step to step lives in device memory: the
- * host writes a header into each slot, the ingest op copies it into the store, and the other ops read it
- * there. All counters live in the state block, which is copied to the host after each step. */
+ * Replay freezes arguments, so each scalar that changes from step to step lives in device memory:
+ * the host writes a header into each slot, the ingest op copies it into the store, and the other
+ * ops read it there. All counters live in the state block, which is copied to the host after each
+ * step. */
 #ifndef DNR_STATE_H
 #define DNR_STATE_H
 
@@ -10,25 +11,26 @@
 
 /* 64 bytes at the start of each slot; written by the trainer just before the slot is fed. */
 typedef struct dnri_header {
-    double lr;       /* learning rate of this step */
-    int32_t first;   /* 1: first micro-batch of a step, or first batch of an evaluation: sums start anew */
+    double lr;     /* learning rate of this step */
+    int32_t first; /* 1: first micro-batch of a step, or first batch of an evaluation: sums start
+                      anew */
     int32_t unused[13];
 } dnri_header;
 
 typedef struct dnri_state {
-    /* sums over the micro-batches of a step, or over an evaluation; loss.fprop starts them anew when
-     * header.first is set */
+    /* sums over the micro-batches of a step, or over an evaluation; loss.fprop starts them anew
+     * when header.first is set */
     double loss_sum; /* unscaled; of samples with label >= 0 */
     int64_t correct1, correct5, samples;
     /* optimizer: grad.stat writes, sgd reads, scaler.update advances */
-    double grad_sqsum;   /* of the unscaled gradients, when clipping */
-    float loss_scale;    /* 1 where unused. PyTorch's GradScaler */
-    int32_t found_inf;   /* a gradient of this step is not finite */
-    int32_t growth;      /* good steps since the scale last changed */
+    double grad_sqsum; /* of the unscaled gradients, when clipping */
+    float loss_scale;  /* 1 where unused. PyTorch's GradScaler */
+    int32_t found_inf; /* a gradient of this step is not finite */
+    int32_t growth;    /* good steps since the scale last changed */
     int32_t unused;
-    int64_t steps;       /* optimizer steps attempted */
-    int64_t skipped;     /* of them, skipped for overflow */
-    int64_t forwards;    /* training forward passes: torchvision's num_batches_tracked */
+    int64_t steps;    /* optimizer steps attempted */
+    int64_t skipped;  /* of them, skipped for overflow */
+    int64_t forwards; /* training forward passes: torchvision's num_batches_tracked */
     int64_t reserved[6];
 } dnri_state; /* 128 bytes */
 

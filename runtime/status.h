@@ -1,8 +1,8 @@
 /* status.h: errors with a place and a remedy.
  *
- * Every fallible function returns a dnr_status. The details of a thread's last failure (what, where,
- * remedy) are kept per thread and read with dnr_last_error(). A remedy is mandatory: DNR_FAIL does
- * not compile without one. The library never prints, exits or aborts. */
+ * Every fallible function returns a dnr_status. The details of a thread's last failure (what,
+ * where, remedy) are kept per thread and read with dnr_last_error(). A remedy is mandatory:
+ * DNR_FAIL does not compile without one. The library never prints, exits or aborts. */
 #ifndef DNR_STATUS_H
 #define DNR_STATUS_H
 
@@ -22,10 +22,11 @@ dnr_status dnri_fail_as(const dnr_error *e);
 /* Sends one line to the log callback set by dnr_set_log (silent without one). */
 void dnri_log(dnr_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-#define DNRI_STR2(x)  #x
-#define DNRI_STR(x)   DNRI_STR2(x)
-#define DNRI_HERE     (&__FILE__ ":" DNRI_STR(__LINE__)[DNRI_SRC_PREFIX])
-#ifndef DNRI_SRC_PREFIX /* length of the source folder's path, so that places read "runtime/plan.c:212" */
+#define DNRI_STR2(x) #x
+#define DNRI_STR(x)  DNRI_STR2(x)
+#define DNRI_HERE    (&__FILE__ ":" DNRI_STR(__LINE__)[DNRI_SRC_PREFIX])
+#ifndef DNRI_SRC_PREFIX /* length of the source folder's path, so that places read                 \
+                           "runtime/plan.c:212" */
 #define DNRI_SRC_PREFIX 0
 #endif
 
@@ -33,7 +34,8 @@ void dnri_log(dnr_log_level level, const char *fmt, ...) __attribute__((format(p
 #define DNR_FAIL(status, remedy, ...) dnri_fail((status), DNRI_HERE, "" remedy, __VA_ARGS__)
 
 /* Fails out of memory of the host. */
-#define DNR_FAIL_NOMEM() DNR_FAIL(DNR_EMEM, "free some host memory, or lower train.batch", "out of host memory")
+#define DNR_FAIL_NOMEM()                                                                           \
+    DNR_FAIL(DNR_EMEM, "free some host memory, or lower train.batch", "out of host memory")
 
 /* Forwards a failure to the caller. */
 #define DNR_TRY(expr)                                                                              \

@@ -1,7 +1,8 @@
-/* store.h: all that outlives a step. Plans own no state; a store is shared by all programs of a run.
+/* store.h: all that outlives a step. Plans own no state; a store is shared by all programs of a
+ * run.
  *
- * dnri_params is the table of what the model owns, filled while its graph is built and shared by the
- * graphs of all programs. dnri_store is the memory behind it on one device:
+ * dnri_params is the table of what the model owns, filled while its graph is built and shared by
+ * the graphs of all programs. dnri_store is the memory behind it on one device:
  *
  *     MASTER    fp32 (fp64 on ref), flat, all trainable parameters
  *     GRAD      the same layout: gradients of one micro-batch, scaled by the loss scale
@@ -11,8 +12,8 @@
  *     BUFFER    running statistics, master type, flat
  *     STATE     dnri_state       HEADER  dnri_header       CELL  the fed slot's device address
  *
- * Flat slabs are in the order in which backward completes the gradients (the reverse of the order of
- * use), each parameter aligned to DNRI_PARAM_ALIGN elements; the padding stays zero. */
+ * Flat slabs are in the order in which backward completes the gradients (the reverse of the order
+ * of use), each parameter aligned to DNRI_PARAM_ALIGN elements; the padding stays zero. */
 #ifndef DNR_STORE_H
 #define DNR_STORE_H
 
@@ -47,8 +48,10 @@ typedef enum dnri_param_kind {
 typedef enum dnri_init {
     DNRI_INIT_ZERO,
     DNRI_INIT_ONE,
-    DNRI_INIT_FAN_OUT, /* normal, std = sqrt(2 / (K·R·S)): He et al. 2015, as torchvision's ResNet */
-    DNRI_INIT_LINEAR,  /* uniform in ±1/sqrt(fan_in): PyTorch's nn.Linear; for its bias fan_in is `fan` */
+    DNRI_INIT_FAN_OUT, /* normal, std = sqrt(2 / (K·R·S)): He et al. 2015, as torchvision's ResNet
+                        */
+    DNRI_INIT_LINEAR,  /* uniform in ±1/sqrt(fan_in): PyTorch's nn.Linear; for its bias fan_in is
+                          `fan` */
 } dnri_init;
 
 typedef struct dnri_param {
@@ -65,8 +68,8 @@ typedef struct dnri_params dnri_params;
 
 dnri_params *dnri_params_new(void); /* NULL: out of memory */
 void dnri_params_free(dnri_params *p);
-/* Finds the parameter `proto->name` or adds it. The same name with other dims is DNR_EUSAGE, and so is a
- * new one after _seal. `*index` is its index in the table, in order of first use. */
+/* Finds the parameter `proto->name` or adds it. The same name with other dims is DNR_EUSAGE, and so
+ * is a new one after _seal. `*index` is its index in the table, in order of first use. */
 dnr_status dnri_params_add(dnri_params *p, const dnri_param *proto, int *index);
 int dnri_params_count(const dnri_params *p);
 const dnri_param *dnri_params_at(const dnri_params *p, int index);
@@ -88,19 +91,20 @@ typedef struct dnri_numerics {
 
 typedef struct dnri_store dnri_store;
 
-/* Seals `params` and takes the memory, zeroed. Borrows both. `train` = false leaves out GRAD, GSUM and
- * MOMENTUM; `sums` asks for GSUM. */
-dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numerics *num, bool train,
-                          bool sums, dnri_store **out);
+/* Seals `params` and takes the memory, zeroed. Borrows both. `train` = false leaves out GRAD, GSUM
+ * and MOMENTUM; `sums` asks for GSUM. */
+dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numerics *num,
+                          bool train, bool sums, dnri_store **out);
 void dnri_store_free(dnri_store *s);
 size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, bool train, bool sums);
-/* Device address of a parameter in a slab; param = -1: of the whole slab. NULL where the slab is absent. */
+/* Device address of a parameter in a slab; param = -1: of the whole slab. NULL where the slab is
+ * absent. */
 void *dnri_store_ptr(const dnri_store *s, dnri_role role, int param);
 
 /* Initial weights (He-normal …), zero momentum, fresh state. A pure function of (seed, name). */
 dnr_status dnri_store_init(dnri_store *s, uint64_t seed);
-/* One parameter to and from the host, as doubles in the store's order [K,R,S,C]. Writing MASTER renews
- * WEIGHT. These wait for the device. */
+/* One parameter to and from the host, as doubles in the store's order [K,R,S,C]. Writing MASTER
+ * renews WEIGHT. These wait for the device. */
 dnr_status dnri_store_read(dnri_store *s, dnri_role role, int param, double *host);
 dnr_status dnri_store_write(dnri_store *s, dnri_role role, int param, const double *host);
 dnr_status dnri_store_read_state(dnri_store *s, dnri_state *out);

@@ -29,7 +29,7 @@ static inline dnr_desc dnri_desc1(dnr_dtype t, int64_t c)
 {
     return dnri_desc4(t, 1, 1, 1, c);
 }
-int64_t dnri_count(const dnr_desc *d);      /* elements */
+int64_t dnri_count(const dnr_desc *d); /* elements */
 size_t dnri_bytes(const dnr_desc *d);
 bool dnri_desc_equal(const dnr_desc *a, const dnr_desc *b);
 /* "fp16[256,56,56,64]" into buf; returns buf */

@@ -15,7 +15,7 @@ add_library(dnr_flags INTERFACE)
 target_compile_definitions(dnr_flags INTERFACE _GNU_SOURCE DNRI_SRC_PREFIX=${DNR_SRC_PREFIX}
                            DNRI_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
 target_compile_options(dnr_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wstrict-prototypes;-Wno-unused-parameter;-Werror;-fno-math-errno>)
+    $<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wstrict-prototypes;-Wno-unused-parameter;$<$<C_COMPILER_ID:GNU>:-Wno-format-truncation>;-Werror;-fno-math-errno>)
 if(DNR_SANITIZE)
     target_compile_options(dnr_flags INTERFACE
         $<$<COMPILE_LANGUAGE:C>:-fsanitize=${DNR_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>)

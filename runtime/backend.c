@@ -1,0 +1,174 @@
+/* backend.c: finds, loads and opens back ends. */
+#include "backend.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The one table that names the back ends, in the order in which "auto" tries them. `ref` is built
+ * with the tests and found only next to them; "auto" never takes it. */
+static const struct {
+    const char *name;
+    bool automatic;
+    const char *remedy;
+} backends[] = {
+    {"cuda", true,
+     "build with -DDNR_CUDA=ON (needs the CUDA toolkit and cuDNN), or use device = cpu"},
+    {"cpu", true, "build with -DDNR_CPU=ON (needs oneDNN: libdnnl-dev)"},
+    {"ref", false, "build with -DDNR_TESTS=ON, or use device = cpu"},
+};
+#define N_BACKENDS (int)(sizeof backends / sizeof backends[0])
+
+/* The folder of libdnnrun itself, "" where it cannot be told. */
+static void own_folder(char *buf, size_t size)
+{
+    Dl_info info;
+    buf[0] = 0;
+    if (dladdr(&backends, &info) && info.dli_fname) {
+        snprintf(buf, size, "%s", info.dli_fname);
+        char *slash = strrchr(buf, '/');
+        if (slash)
+            slash[0] = 0;
+        else
+            buf[0] = 0;
+    }
+}
+
+/* Modules stay loaded: GPU libraries do not survive being unloaded. */
+static dnr_status load(int i, const dnri_backend **out)
+{
+    char folder[1024], path[1200], symbol[64];
+    own_folder(folder, sizeof folder);
+    const char *forms[] = {"%s/dnnrun-%s.so", "%s/dnnrun/dnnrun-%s.so"};
+    for (int f = 0; f < 2; f++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        snprintf(path, sizeof path, forms[f], folder, backends[i].name);
+#pragma GCC diagnostic pop
+        if (access(path, R_OK) == 0)
+            break;
+        path[0] = 0;
+    }
+    if (!path[0])
+        return dnri_fail(DNR_EDEVICE, DNRI_HERE, backends[i].remedy,
+                         "this build has no %s back end (no dnnrun-%s.so beside the library in %s)",
+                         backends[i].name, backends[i].name, folder);
+    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!so)
+        return DNR_FAIL(DNR_EDEVICE, "install the library named, or use another device",
+                        "the %s back end does not load: %s", backends[i].name, dlerror());
+    snprintf(symbol, sizeof symbol, "dnri_backend_%s", backends[i].name);
+    const dnri_backend *be = dlsym(so, symbol);
+    if (!be || be->abi != DNRI_BACKEND_ABI)
+        return DNR_FAIL(DNR_EDEVICE, "install library and modules of one version",
+                        "%s is of another version of dnnrun", path);
+    *out = be;
+    return DNR_OK;
+}
+
+static dnr_status open_one(int i, const char *arg, dnr_device **out)
+{
+    const dnri_backend *be = NULL;
+    DNR_TRY(load(i, &be));
+    DNR_TRY(be->open(arg, out));
+    (*out)->be = be;
+    return DNR_OK;
+}
+
+dnr_status dnr_device_open(const char *spec, dnr_device **out)
+{
+    *out = NULL;
+    if (strcmp(spec, "auto") == 0) {
+        for (int i = 0; i < N_BACKENDS; i++) {
+            if (!backends[i].automatic)
+                continue;
+            if (open_one(i, NULL, out) == DNR_OK)
+                return DNR_OK;
+            dnri_log(DNR_LOG_INFO, "no %s: %s", backends[i].name, dnr_last_error()->what);
+        }
+        return dnr_last_error()->status;
+    }
+    size_t len = strcspn(spec, ":");
+    const char *arg = spec[len] ? spec + len + 1 : NULL;
+    for (int i = 0; i < N_BACKENDS; i++)
+        if (strlen(backends[i].name) == len && strncmp(spec, backends[i].name, len) == 0)
+            return open_one(i, arg, out);
+    return DNR_FAIL(DNR_EUSAGE, "use auto, cpu, cuda or cuda:N", "there is no device \"%s\"", spec);
+}
+
+void dnr_device_close(dnr_device *dev)
+{
+    if (dev)
+        dev->be->close(dev);
+}
+
+const char *dnr_device_name(const dnr_device *dev)
+{
+    return dev->name;
+}
+
+const char *dnr_device_description(const dnr_device *dev)
+{
+    return dev->description;
+}
+
+void dnr_device_list(FILE *out)
+{
+    for (int i = 0; i < N_BACKENDS; i++) {
+        dnr_device *dev;
+        if (open_one(i, NULL, &dev) == DNR_OK) {
+            fprintf(out, "%-5s %s\n", backends[i].name, dev->description);
+            dnr_device_close(dev);
+        } else if (backends[i].automatic) {
+            fprintf(out, "%-5s not usable: %s\n", backends[i].name, dnr_last_error()->what);
+        }
+    }
+}
+
+const char *dnr_precision_name(dnr_precision p)
+{
+    static const char *const names[] = {"auto", "fp64", "fp32", "tf32", "fp16", "bf16"};
+    return names[p];
+}
+
+const dnri_lowering *dnri_lower_find(const dnri_lowering *const tables[], const dnri_op_def *def)
+{
+    for (; *tables; tables++)
+        for (const dnri_lowering *row = *tables; row->def; row++)
+            if (row->def == def)
+                return row;
+    return NULL;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+dnr_status dnri_wait(dnr_device *dev, int mark, double timeout_s, const char *what)
+{
+    double start = now();
+    for (;;) {
+        bool done = false;
+        DNR_TRY(dev->be->reached(dev, mark, &done));
+        if (done)
+            return DNR_OK;
+        double waited = now() - start;
+        if (waited > timeout_s)
+            return DNR_FAIL(DNR_EPEER, "look at the device's state (nvidia-smi), then run again",
+                            "%s: %s did not finish within %.0f s", dev->name, what, timeout_s);
+        /* short at first: small steps take less than a sleep */
+        if (waited > 100e-6)
+            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+}
+
+dnr_status dnri_copy_now(dnr_device *dev, void *dst, const void *src, size_t bytes)
+{
+    DNR_TRY(dev->be->copy(dev, DNRI_COMPUTE, dst, src, bytes));
+    return dev->be->sync(dev, DNRI_COMPUTE);
+}

@@ -1,0 +1,195 @@
+/* explain.c: what `dnnrun plan` prints: each launch with its implementation, traffic and
+ * arithmetic, and the memory map. */
+#include "plan_internal.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+
+/* Bytes an op must move at least: each tensor it names, once. */
+static double op_bytes(const dnri_plan *p, const dnri_op *op)
+{
+    double sum = 0;
+    for (int k = 0; k < op->n_in + op->n_out; k++) {
+        dnr_tid t = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+        if (t >= 0)
+            sum += (double)dnri_bytes(dnri_desc(p->g, t));
+    }
+    return sum;
+}
+
+static double op_flops(const dnri_plan *p, const dnri_op *op)
+{
+    return op->def->flops ? op->def->flops(p->g, op) : 0;
+}
+
+/* Shape that tells most about an op: its first output, else its first input. */
+static const char *op_shape(const dnri_plan *p, const dnri_op *op, char buf[64])
+{
+    for (int k = 0; k < op->n_out; k++)
+        if (op->out[k] >= 0)
+            return dnri_desc_text(dnri_desc(p->g, op->out[k]), buf);
+    return op->n_in && op->in[0] >= 0 ? dnri_desc_text(dnri_desc(p->g, op->in[0]), buf) : "";
+}
+
+static const char *span_name(const dnri_plan *p, int i)
+{
+    return i < p->n_tensors ? dnri_graph_tensor(p->g, i)->name : "(workspace)";
+}
+
+/* The op at which most bytes are alive, and how many. */
+static int fullest_op(const dnri_plan *p, size_t *bytes)
+{
+    int at = 0;
+    *bytes = 0;
+    for (int i = 0; i < p->n; i++) {
+        size_t sum = 0;
+        for (int k = 0; k < p->n_tensors + p->n; k++)
+            if (p->spans[k].first <= i && i <= p->spans[k].last)
+                sum += p->spans[k].size;
+        if (sum > *bytes) {
+            *bytes = sum;
+            at = i;
+        }
+    }
+    return at;
+}
+
+static const char *const lane_names[DNRI_LANES] = {"compute", "copy", "comm"};
+static const char *const phase_names[] = {"forward", "backward", "update"};
+
+typedef struct {
+    double flops, bytes;
+    int launches;
+} totals;
+
+static totals sum_up(const dnri_plan *p)
+{
+    totals t = {0};
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        t.flops += op_flops(p, op);
+        t.bytes += op_bytes(p, op);
+        t.launches += p->steps[i].launches;
+    }
+    return t;
+}
+
+static const dnri_plan *sort_plan; /* qsort has no context argument in C11 */
+
+static int by_offset(const void *a, const void *b)
+{
+    const dnri_span *x = &sort_plan->spans[*(const int *)a],
+                    *y = &sort_plan->spans[*(const int *)b];
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static void explain_memory(const dnri_plan *p, FILE *out)
+{
+    size_t bytes;
+    int at = fullest_op(p, &bytes);
+    const dnri_op *op = dnri_graph_op_c(p->g, at);
+    fprintf(out,
+            "\narena %.1f MiB (%.1f without workspaces); fullest at #%d %s %s: %.1f MiB alive\n",
+            (double)p->arena / 0x1p20, (double)p->activations / 0x1p20, at, op->def->name, op->name,
+            (double)bytes / 0x1p20);
+    int *order = malloc((size_t)(p->n_tensors + p->n + 1) * sizeof *order), n = 0;
+    if (!order)
+        return;
+    for (int k = 0; k < p->n_tensors + p->n; k++)
+        if (p->spans[k].size && p->spans[k].first <= at && at <= p->spans[k].last)
+            order[n++] = k;
+    sort_plan = p;
+    qsort(order, (size_t)n, sizeof *order, by_offset);
+    fprintf(out, "%12s %12s  %-11s tensor\n", "from KiB", "size KiB", "alive");
+    for (int k = 0; k < n; k++) {
+        const dnri_span *s = &p->spans[order[k]];
+        fprintf(out, "%12.1f %12.1f  #%-4d…%-4d %s\n", (double)s->offset / 1024,
+                (double)s->size / 1024, s->first, s->last, span_name(p, order[k]));
+    }
+    free(order);
+}
+
+static void explain_buckets(const dnri_plan *p, FILE *out)
+{
+    dnri_bucket *b;
+    int n;
+    const dnri_params *params = dnri_graph_params(p->g);
+    if (dnri_buckets_make(params, dnri_dtype_size(dnri_graph_numerics(p->g)->master),
+                          DNRI_BUCKET_FIRST, DNRI_BUCKET_BYTES, &b, &n) != DNR_OK)
+        return;
+    fprintf(out, "\n%d gradient buckets (MiB):", n);
+    for (int i = 0; i < n; i++)
+        fprintf(out, " %.1f",
+                (double)b[i].count * (double)dnri_dtype_size(dnri_graph_numerics(p->g)->master) /
+                    0x1p20);
+    fprintf(out, "\n");
+    free(b);
+}
+
+void dnri_plan_explain(const dnri_plan *p, FILE *out)
+{
+    totals t = sum_up(p);
+    char shape[64];
+    fprintf(
+        out,
+        "program %s on %s: %d ops, %d launches, %.2f GFLOP, %.2f GB through memory, hash %016llx\n",
+        p->name, p->dev->name, p->n, t.launches, t.flops / 1e9, t.bytes / 1e9,
+        (unsigned long long)dnri_plan_hash(p));
+    fprintf(out, "%5s %-15s %-28s %-26s %9s %9s %9s  %s\n", "#", "op", "layer", "shape", "GFLOP",
+            "MB", "work MB", "implementation");
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        const dnri_step *s = &p->steps[i];
+        fprintf(out, "%5d %-15s %-28s %-26s %9.3f %9.2f %9.2f  %s%s%s\n", i, op->def->name,
+                op->name, op_shape(p, op, shape), op_flops(p, op) / 1e9, op_bytes(p, op) / 1e6,
+                (double)s->workspace / 1e6, s->impl, op->clone ? " (recomputed)" : "",
+                s->lane == DNRI_COMPUTE ? "" : lane_names[s->lane]);
+    }
+    explain_memory(p, out);
+    if (dnri_graph_training(p->g))
+        explain_buckets(p, out);
+    fprintf(out, "\n");
+}
+
+static json_t *json_ops(const dnri_plan *p)
+{
+    json_t *list = json_array();
+    char shape[64];
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        const dnri_step *s = &p->steps[i];
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:b, s:f, s:f, s:I}", "op",
+                            op->def->name, "layer", op->name, "phase", phase_names[op->phase],
+                            "shape", op_shape(p, op, shape), "implementation", s->impl, "lane",
+                            lane_names[s->lane], "launches", s->launches, "recomputed", op->clone,
+                            "flops", op_flops(p, op), "bytes", op_bytes(p, op), "workspace",
+                            (json_int_t)s->workspace));
+    }
+    return list;
+}
+
+static json_t *json_memory(const dnri_plan *p)
+{
+    json_t *list = json_array();
+    for (int k = 0; k < p->n_tensors + p->n; k++) {
+        const dnri_span *s = &p->spans[k];
+        if (s->size)
+            json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:i, s:i}", "tensor",
+                                                  span_name(p, k), "offset", (json_int_t)s->offset,
+                                                  "size", (json_int_t)s->size, "first", s->first,
+                                                  "last", s->last));
+    }
+    return list;
+}
+
+json_t *dnri_plan_json(const dnri_plan *p)
+{
+    totals t = sum_up(p);
+    char hash[32];
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)dnri_plan_hash(p));
+    return json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:I, s:I, s:o, s:o}", "program", p->name,
+                     "device", p->dev->name, "hash", hash, "launches", t.launches, "flops", t.flops,
+                     "bytes", t.bytes, "arena", (json_int_t)p->arena, "activations",
+                     (json_int_t)p->activations, "ops", json_ops(p), "memory", json_memory(p));
+}

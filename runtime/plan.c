@@ -1,0 +1,243 @@
+#include "plan_internal.h"
+#include "rewrite.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* Lifetimes of the arena's tensors: from the op that writes one to the last that reads it. Kept
+ * tensors live throughout, so that they can be written before a run and read after it. */
+static void find_lifetimes(dnri_plan *p)
+{
+    for (dnr_tid t = 0; t < p->n_tensors; t++)
+        p->spans[t] = (dnri_span){.first = p->n, .last = -1};
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        for (int k = 0; k < op->n_in + op->n_out; k++) {
+            dnr_tid t = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+            if (t < 0 || dnri_graph_tensor(p->g, t)->home != DNRI_ARENA)
+                continue;
+            dnri_span *s = &p->spans[t];
+            s->first = i < s->first ? i : s->first;
+            s->last = i > s->last ? i : s->last;
+            s->size = dnri_bytes(dnri_desc(p->g, t));
+        }
+    }
+    for (dnr_tid t = 0; t < p->n_tensors; t++) {
+        dnri_span *s = &p->spans[t];
+        if (s->size == 0) {
+            s->first = s->last = 0; /* written by no op of this program */
+        } else if (dnri_graph_tensor(p->g, t)->keep) {
+            s->first = 0;
+            s->last = p->n - 1;
+        }
+    }
+    for (int i = 0; i < p->n; i++)
+        p->spans[p->n_tensors + i] =
+            (dnri_span){.size = p->steps[i].workspace, .first = i, .last = i};
+}
+
+static dnr_status place(dnri_plan *p)
+{
+    p->n_tensors = dnri_graph_tensors(p->g);
+    p->spans = calloc((size_t)(p->n_tensors + p->n + 1), sizeof *p->spans);
+    if (!p->spans)
+        return DNR_FAIL_NOMEM();
+    find_lifetimes(p);
+    DNR_TRY(dnri_arena_plan(p->spans, p->n_tensors, DNRI_ARENA_ALIGN, &p->activations));
+    return dnri_arena_plan(p->spans, p->n_tensors + p->n, DNRI_ARENA_ALIGN, &p->arena);
+}
+
+static dnr_status lower(dnri_plan *p, const dnri_lower_opts *o)
+{
+    p->n = dnri_graph_ops(p->g);
+    p->steps = calloc((size_t)p->n + 1, sizeof *p->steps);
+    if (!p->steps)
+        return DNR_FAIL_NOMEM();
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        if (p->dev->be->lower(p->dev, p->g, op, o, &p->steps[i]) != DNR_OK)
+            return dnri_fail_context("%s of %s", op->def->name, op->name);
+        if (p->steps[i].workspace > o->workspace_cap)
+            return DNR_FAIL(DNR_EMEM, "raise cudnn.workspace_mb",
+                            "%s of %s needs a workspace of %zu MiB, the cap is %zu MiB",
+                            op->def->name, op->name, p->steps[i].workspace >> 20,
+                            o->workspace_cap >> 20);
+    }
+    return DNR_OK;
+}
+
+dnr_status dnri_plan_build(dnr_graph *g, dnr_device *dev, const char *name,
+                           const dnri_lower_opts *o, dnri_plan **out)
+{
+    dnr_status st;
+    dnri_plan *p = calloc(1, sizeof *p);
+    *out = NULL;
+    if (!p) {
+        dnri_graph_free(g);
+        return DNR_FAIL_NOMEM();
+    }
+    p->g = g;
+    p->dev = dev;
+    snprintf(p->name, sizeof p->name, "%s", name);
+    DNR_GOTO(st, dnri_graph_status(g));
+    DNR_GOTO(st, dnri_rewrite_split(g, dev));
+    DNR_GOTO(st, lower(p, o));
+    DNR_GOTO(st, place(p));
+    *out = p;
+    return DNR_OK;
+out:
+    dnri_plan_free(p);
+    return st;
+}
+
+void dnri_plan_free(dnri_plan *p)
+{
+    if (!p)
+        return;
+    if (p->program)
+        p->dev->be->capture_drop(p->dev, p->program);
+    for (int i = 0; p->steps && i < p->n; i++)
+        if (p->steps[i].drop)
+            p->steps[i].drop(p->steps[i].ctx);
+    free(p->steps);
+    free(p->spans);
+    dnri_graph_free(p->g);
+    free(p);
+}
+
+size_t dnri_plan_arena(const dnri_plan *p)
+{
+    return p->arena;
+}
+
+size_t dnri_plan_activations(const dnri_plan *p)
+{
+    return p->activations;
+}
+
+const dnr_graph *dnri_plan_graph(const dnri_plan *p)
+{
+    return p->g;
+}
+
+static void *address(const dnri_plan *p, dnr_tid t)
+{
+    if (t < 0)
+        return NULL;
+    const dnri_tensor *x = dnri_graph_tensor(p->g, t);
+    if (x->home == DNRI_STORE)
+        return dnri_store_ptr(p->store, x->role, x->param);
+    return p->spans[t].size ? (char *)p->base + p->spans[t].offset : NULL;
+}
+
+static dnr_status run_steps(dnri_plan *p)
+{
+    for (int i = 0; i < p->n; i++)
+        if (p->steps[i].run && p->steps[i].run(p->steps[i].ctx) != DNR_OK) {
+            const dnri_op *op = dnri_graph_op_c(p->g, i);
+            return dnri_fail_context("%s of %s", op->def->name, op->name);
+        }
+    return DNR_OK;
+}
+
+static dnr_status capture(dnri_plan *p)
+{
+    const dnri_backend *be = p->dev->be;
+    DNR_TRY(be->capture_begin(p->dev));
+    dnr_status st = run_steps(p);
+    dnr_error first = *dnr_last_error();
+    void *program = NULL;
+    dnr_status end = be->capture_end(p->dev, &program); /* ends the capture in any case */
+    if (st != DNR_OK) {
+        if (program)
+            be->capture_drop(p->dev, program);
+        return dnri_fail_as(&first);
+    }
+    p->program = program;
+    return end;
+}
+
+dnr_status dnri_plan_bind(dnri_plan *p, dnri_store *store, void *arena, bool want_capture)
+{
+    p->store = store;
+    p->base = arena;
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        dnri_binding b = {0};
+        for (int k = 0; k < op->n_in; k++)
+            b.in[k] = address(p, op->in[k]);
+        for (int k = 0; k < op->n_out; k++)
+            b.out[k] = address(p, op->out[k]);
+        if (p->steps[i].workspace)
+            b.workspace = (char *)arena + dnri_workspace_span(p, i)->offset;
+        if (p->steps[i].bind && p->steps[i].bind(p->steps[i].ctx, &b) != DNR_OK)
+            return dnri_fail_context("%s of %s", op->def->name, op->name);
+    }
+    if (!want_capture || !p->dev->be->capture_begin)
+        return DNR_OK;
+    /* Libraries load their kernels at first use, which a capture cannot record. */
+    DNR_TRY(run_steps(p));
+    DNR_TRY(p->dev->be->sync(p->dev, DNRI_COMPUTE));
+    return capture(p);
+}
+
+dnr_status dnri_plan_run(dnri_plan *p)
+{
+    return p->program ? p->dev->be->replay(p->dev, p->program) : run_steps(p);
+}
+
+/* Copies a kept tensor between the device and doubles on the host. */
+static dnr_status transfer(dnri_plan *p, dnr_tid t, double *get, const double *put)
+{
+    const dnri_tensor *x = dnri_graph_tensor(p->g, t);
+    if (x->home == DNRI_ARENA && (!x->keep || !p->spans[t].size))
+        return DNR_FAIL(DNR_EUSAGE, "mark it with dnri_keep before the plan is built",
+                        "tensor %s is not kept", x->name);
+    size_t n = (size_t)dnri_count(&x->desc), bytes = dnri_bytes(&x->desc);
+    void *host = malloc(bytes);
+    if (!host)
+        return DNR_FAIL_NOMEM();
+    dnr_status st;
+    if (put) {
+        dnri_from_double(x->desc.dtype, put, host, n);
+        st = dnri_copy_now(p->dev, address(p, t), host, bytes);
+    } else {
+        st = dnri_copy_now(p->dev, host, address(p, t), bytes);
+        if (st == DNR_OK)
+            dnri_to_double(x->desc.dtype, host, get, n);
+    }
+    free(host);
+    return st;
+}
+
+dnr_status dnri_plan_read(dnri_plan *p, dnr_tid t, double *host)
+{
+    return transfer(p, t, host, NULL);
+}
+
+dnr_status dnri_plan_write(dnri_plan *p, dnr_tid t, const double *host)
+{
+    return transfer(p, t, NULL, host);
+}
+
+/* Names and shapes, not attributes: their padding is undefined, and ranks compare their cfgs
+ * besides. */
+uint64_t dnri_plan_hash(const dnri_plan *p)
+{
+    XXH64_hash_t h = XXH64(p->name, strlen(p->name), 0);
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        h = XXH64(op->def->name, strlen(op->def->name), h);
+        h = XXH64(op->name, strlen(op->name), h);
+        for (int k = 0; k < op->n_in + op->n_out; k++) {
+            dnr_tid t = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+            if (t < 0)
+                continue;
+            const dnr_desc *d = dnri_desc(p->g, t);
+            char text[64];
+            h = XXH64(dnri_desc_text(d, text), strlen(text), h + (uint64_t)k);
+        }
+    }
+    return h;
+}

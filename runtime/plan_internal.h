@@ -1,0 +1,30 @@
+/* plan_internal.h: the plan's inside, shared by plan.c and explain.c. */
+#ifndef DNR_PLAN_INTERNAL_H
+#define DNR_PLAN_INTERNAL_H
+
+#include "arena.h"
+#include "plan.h"
+
+#define DNRI_ARENA_ALIGN 256
+
+struct dnri_plan {
+    char name[16];
+    dnr_device *dev;
+    dnr_graph *g;
+    int n;            /* ops */
+    dnri_step *steps; /* one for each op */
+    dnri_span *spans; /* one for each tensor (size 0: not in the arena), then one for each op's
+                         workspace */
+    int n_tensors;
+    size_t arena, activations;
+    void *base; /* the arena's address, once bound */
+    dnri_store *store;
+    void *program; /* captured; NULL: run step by step */
+};
+
+static inline const dnri_span *dnri_workspace_span(const dnri_plan *p, int op)
+{
+    return &p->spans[p->n_tensors + op];
+}
+
+#endif
