@@ -1,0 +1,265 @@
+/* store.c: all that outlives a step, in the memory of one device. */
+#include "store.h"
+
+#include "backend.h"
+#include "rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+struct dnri_store {
+    dnr_device *dev;
+    dnri_params *params;
+    dnri_numerics num;
+    void *slab[DNRI_ROLES]; /* WEIGHT is MASTER where the types agree */
+};
+
+static const char *const role_names[DNRI_ROLES] = {
+    [DNRI_MASTER] = "master",     [DNRI_GRAD] = "gradient", [DNRI_GSUM] = "gradient sum",
+    [DNRI_MOMENTUM] = "momentum", [DNRI_WEIGHT] = "weight", [DNRI_BUFFER] = "running statistics",
+    [DNRI_STATE] = "state",       [DNRI_HEADER] = "header", [DNRI_CELL] = "cell",
+};
+
+static bool aliased(const dnri_numerics *num)
+{
+    return num->compute == num->master;
+}
+
+static dnr_dtype slab_type(const dnri_numerics *num, dnri_role role)
+{
+    return role == DNRI_WEIGHT ? num->compute : num->master;
+}
+
+/* Bytes of a slab; 0: there is none. */
+static size_t slab_bytes(const dnri_params *params, const dnri_numerics *num, bool train, bool sums,
+                         dnri_role role)
+{
+    size_t elem = dnri_dtype_size(slab_type(num, role));
+    size_t flat = (size_t)dnri_params_flat(params) * elem;
+    switch (role) {
+    case DNRI_MASTER:
+        return flat;
+    case DNRI_GRAD:
+    case DNRI_MOMENTUM:
+        return train ? flat : 0;
+    case DNRI_GSUM:
+        return train && sums ? flat : 0;
+    case DNRI_WEIGHT:
+        return aliased(num) ? 0 : flat;
+    case DNRI_BUFFER:
+        return (size_t)dnri_params_buffers(params) * elem;
+    case DNRI_STATE:
+        return sizeof(dnri_state);
+    case DNRI_HEADER:
+        return sizeof(dnri_header);
+    case DNRI_CELL:
+        return sizeof(void *);
+    case DNRI_ROLES:
+        break;
+    }
+    return 0;
+}
+
+size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, bool train, bool sums)
+{
+    size_t sum = 0;
+    dnri_params_seal(params);
+    for (int role = 0; role < DNRI_ROLES; role++)
+        sum += (slab_bytes(params, num, train, sums, (dnri_role)role) + 255) / 256 * 256;
+    return sum;
+}
+
+dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numerics *num,
+                          bool train, bool sums, dnri_store **out)
+{
+    *out = NULL;
+    dnri_store *s = calloc(1, sizeof *s);
+    if (!s)
+        return DNR_FAIL_NOMEM();
+    dnri_params_seal(params);
+    s->dev = dev;
+    s->params = params;
+    s->num = *num;
+    for (int role = 0; role < DNRI_ROLES; role++) {
+        size_t bytes = slab_bytes(params, num, train, sums, (dnri_role)role);
+        if (bytes && dev->be->alloc(dev, bytes, &s->slab[role]) != DNR_OK) {
+            dnri_store_free(s);
+            return dnri_fail_context("%s slab", role_names[role]);
+        }
+    }
+    if (aliased(num))
+        s->slab[DNRI_WEIGHT] = s->slab[DNRI_MASTER];
+    *out = s;
+    return DNR_OK;
+}
+
+void dnri_store_free(dnri_store *s)
+{
+    if (!s)
+        return;
+    if (aliased(&s->num))
+        s->slab[DNRI_WEIGHT] = NULL;
+    for (int role = 0; role < DNRI_ROLES; role++)
+        if (s->slab[role])
+            s->dev->be->free(s->dev, s->slab[role]);
+    free(s);
+}
+
+dnri_params *dnri_store_params(const dnri_store *s)
+{
+    return s->params;
+}
+
+/* Address of parameter x in the slab of `role` itself; NULL where it is in none. */
+static void *place_of(const dnri_store *s, dnri_role role, const dnri_param *x)
+{
+    bool buffer = x->kind == DNRI_RUNNING;
+    if (!s->slab[role] || role >= DNRI_STATE || buffer != (role == DNRI_BUFFER))
+        return NULL;
+    return (char *)s->slab[role] + (size_t)x->offset * dnri_dtype_size(slab_type(&s->num, role));
+}
+
+/* Norms work in the master type, so their weights are the masters. */
+static dnri_role resolve(dnri_role role, const dnri_param *x)
+{
+    bool norm = x->kind == DNRI_NORM_W || x->kind == DNRI_NORM_B;
+    return role == DNRI_WEIGHT && norm ? DNRI_MASTER : role;
+}
+
+void *dnri_store_ptr(const dnri_store *s, dnri_role role, int param)
+{
+    if (param < 0)
+        return s->slab[role];
+    const dnri_param *x = dnri_params_at(s->params, param);
+    return place_of(s, resolve(role, x), x);
+}
+
+/* Writes x->count doubles into the slab; on return they hold the values as rounded. */
+static dnr_status put(dnri_store *s, dnri_role role, const dnri_param *x, double *host,
+                      void *staging)
+{
+    size_t n = (size_t)x->count;
+    dnr_dtype type = slab_type(&s->num, role);
+    dnri_from_double(type, host, staging, n);
+    dnri_to_double(type, staging, host, n);
+    return dnri_copy_now(s->dev, place_of(s, role, x), staging, n * dnri_dtype_size(type));
+}
+
+static dnr_status find(const dnri_store *s, dnri_role *role, int param, const dnri_param **x)
+{
+    if (param < 0 || param >= dnri_params_count(s->params))
+        return DNR_FAIL(DNR_EUSAGE, "use an index of the parameter table",
+                        "the model has no parameter %d", param);
+    *x = dnri_params_at(s->params, param);
+    *role = resolve(*role, *x);
+    if (!place_of(s, *role, *x))
+        return DNR_FAIL(DNR_EUSAGE, "ask for a slab that the store was made with",
+                        "parameter '%s' has no place among the store's %s", (*x)->name,
+                        role_names[*role]);
+    return DNR_OK;
+}
+
+dnr_status dnri_store_read(dnri_store *s, dnri_role role, int param, double *host)
+{
+    const dnri_param *x = NULL;
+    DNR_TRY(find(s, &role, param, &x));
+    dnr_dtype type = slab_type(&s->num, role);
+    size_t bytes = (size_t)x->count * dnri_dtype_size(type);
+    void *staging = malloc(bytes);
+    if (!staging)
+        return DNR_FAIL_NOMEM();
+    dnr_status st = dnri_copy_now(s->dev, staging, place_of(s, role, x), bytes);
+    if (st == DNR_OK)
+        dnri_to_double(type, staging, host, (size_t)x->count);
+    free(staging);
+    return st;
+}
+
+dnr_status dnri_store_write(dnri_store *s, dnri_role role, int param, const double *host)
+{
+    const dnri_param *x = NULL;
+    DNR_TRY(find(s, &role, param, &x));
+    dnr_status st = DNR_OK;
+    double *value =
+        malloc((size_t)x->count * 2 * sizeof *value); /* the second half is for staging */
+    if (!value)
+        return DNR_FAIL_NOMEM();
+    for (int64_t i = 0; i < x->count; i++)
+        value[i] = host[i];
+    DNR_GOTO(st, put(s, role, x, value, value + x->count));
+    if (role == DNRI_MASTER &&
+        !aliased(&s->num)) /* from the rounded master, as the optimizer does */
+        st = put(s, DNRI_WEIGHT, x, value, value + x->count);
+out:
+    free(value);
+    return st;
+}
+
+dnr_status dnri_store_read_state(dnri_store *s, dnri_state *out)
+{
+    return dnri_copy_now(s->dev, out, s->slab[DNRI_STATE], sizeof *out);
+}
+
+dnr_status dnri_store_write_state(dnri_store *s, const dnri_state *in)
+{
+    return dnri_copy_now(s->dev, s->slab[DNRI_STATE], in, sizeof *in);
+}
+
+/* Zeroes the slabs whole, padding too: a warm-up may have written to them. */
+static dnr_status clear(dnri_store *s, size_t bytes, void *slab)
+{
+    enum { CHUNK = 1 << 20 };
+    char *zeros = calloc(1, CHUNK);
+    if (!zeros)
+        return DNR_FAIL_NOMEM();
+    dnr_status st = DNR_OK;
+    for (size_t done = 0; done < bytes && st == DNR_OK; done += CHUNK)
+        st = dnri_copy_now(s->dev, (char *)slab + done, zeros,
+                           bytes - done < CHUNK ? bytes - done : CHUNK);
+    free(zeros);
+    return st;
+}
+
+static void initial(const dnri_param *x, uint64_t seed, double *v)
+{
+    dnri_rng rng = DNRI_RNG(seed, dnri_rng_word(x->name));
+    const int64_t *d = x->dim;
+    double std = sqrt(2.0 / (double)(d[0] * d[1] * d[2]));
+    double bound = 1 / sqrt((double)(x->fan > 0 ? x->fan : d[1] * d[2] * d[3]));
+    for (int64_t i = 0; i < x->count; i++)
+        switch (x->init) {
+        case DNRI_INIT_ZERO:
+            v[i] = 0;
+            break;
+        case DNRI_INIT_ONE:
+            v[i] = 1;
+            break;
+        case DNRI_INIT_FAN_OUT:
+            v[i] = std * dnri_rng_normal(&rng);
+            break;
+        case DNRI_INIT_LINEAR:
+            v[i] = bound * (2 * dnri_rng_uniform(&rng) - 1);
+            break;
+        }
+}
+
+dnr_status dnri_store_init(dnri_store *s, uint64_t seed)
+{
+    for (int role = 0; role < DNRI_STATE; role++)
+        if (s->slab[role])
+            DNR_TRY(clear(s, slab_bytes(s->params, &s->num, true, true, (dnri_role)role),
+                          s->slab[role]));
+    for (int i = 0; i < dnri_params_count(s->params); i++) {
+        const dnri_param *x = dnri_params_at(s->params, i);
+        double *v = malloc((size_t)x->count * sizeof *v);
+        if (!v)
+            return DNR_FAIL_NOMEM();
+        initial(x, seed, v);
+        dnr_status st =
+            dnri_store_write(s, x->kind == DNRI_RUNNING ? DNRI_BUFFER : DNRI_MASTER, i, v);
+        free(v);
+        DNR_TRY(st);
+    }
+    return dnri_store_write_state(s,
+                                  &(dnri_state){.loss_scale = s->num.scaled ? DNRI_SCALE_INIT : 1});
+}
