@@ -3,8 +3,7 @@
  * layers/cuda and tests/ref.
  *
  * Builders return the output tensor, or -1 with the error kept in the graph. Tensors are NHWC in
- * the compute type; statistics, gamma, beta and the gradients of parameters are in the master type.
- */
+ * the compute type; statistics, gamma, beta and the gradients of parameters are in the master type. */
 #ifndef DNR_LAYERS_H
 #define DNR_LAYERS_H
 
@@ -22,15 +21,15 @@ typedef struct dnri_conv_attr {
     int32_t kernel, stride, pad;
     int64_t h, w; /* of x: a stride may map several sizes to one */
 } dnri_conv_attr;
-extern const dnri_op_def dnri_def_conv;       /* conv.fprop in {x, w}    out {y}  */
-extern const dnri_op_def dnri_def_conv_dgrad; /* conv.dgrad in {dy, w}   out {dx} */
+extern const dnri_op_def dnri_def_conv;       /* conv.fprop in {x, w}  out {y}  */
+extern const dnri_op_def dnri_def_conv_dgrad; /* conv.dgrad in {dy, w} out {dx} */
 extern const dnri_op_def
-    dnri_def_conv_wgrad; /* conv.wgrad in {x, dy}   out {dw: GRAD, master type} */
+    dnri_def_conv_wgrad; /* conv.wgrad in {x, dy} out {dw: GRAD, master type} */
 
 /* ---- norm.c: batch normalisation (Ioffe & Szegedy 2015, arXiv:1502.03167), PyTorch's conventions:
- * biased variance normalises, the running variance is unbiased, momentum weighs the new value. y =
- * act(gamma · (x − mean) · invstd + beta + residual);  act = ReLU or identity; `residual` may be
- * absent. */
+ * biased variance normalises, the running variance is unbiased, momentum weighs the new value.
+ *   y = act(gamma · (x − mean) · invstd + beta + residual)
+ * act = ReLU or identity; `residual` may be absent. */
 typedef struct dnr_norm_opts {
     bool relu;
     bool zero_init; /* gamma starts at 0 */
@@ -44,30 +43,30 @@ typedef struct dnri_norm_attr {
     double eps, momentum;
     bool relu;
 } dnri_norm_attr;
-extern const dnri_op_def
-    dnri_def_norm_train; /* in {x, gamma, beta, residual?, running_mean, running_var}
-                            out {y, mean, invstd}; updates the running statistics */
-extern const dnri_op_def dnri_def_norm_apply; /* the recompute clone: in {x, gamma, beta, residual?,
-                                                 mean, invstd} out {y} */
-extern const dnri_op_def
-    dnri_def_norm_eval; /* in {x, gamma, beta, residual?, running_mean, running_var} out {y} */
-/* norm.bwd in {x, y (relu only), dy, dy2?, gamma, beta, mean, invstd} out {dx, dgamma, dbeta,
- * dresidual?} dz = (dy + dy2) · [y > 0 where relu];  dresidual = dz dbeta = Σ dz;  dgamma = Σ dz ·
- * (x − mean) · invstd;  M = N·H·W dx = gamma · invstd · (dz − dbeta/M − (x − mean) · invstd ·
- * dgamma/M) beta lets a back end recompute the mask from x where there was no residual.
- * attr.residual says whether there was. */
+/* norm.train in {x, gamma, beta, residual?, running_mean, running_var} out {y, mean, invstd}; updates
+ *            the running statistics
+ * norm.apply in {x, gamma, beta, residual?, mean, invstd} out {y}: the recompute clone
+ * norm.eval  in {x, gamma, beta, residual?, running_mean, running_var} out {y} */
+extern const dnri_op_def dnri_def_norm_train, dnri_def_norm_apply, dnri_def_norm_eval;
+/* norm.bwd in {x, y (relu only), dy, dy2?, gamma, beta, mean, invstd}
+ *          out {dx, dgamma, dbeta, dresidual?}
+ *   dz = (dy + dy2) · [y > 0 where relu];  dresidual = dz
+ *   dbeta = Σ dz;  dgamma = Σ dz · (x − mean) · invstd;  M = N·H·W
+ *   dx = gamma · invstd · (dz − dbeta/M − (x − mean) · invstd · dgamma/M)
+ * beta lets a back end recompute the mask from x where there was no residual. attr.residual says
+ * whether there was, and then dresidual is an output; only together with relu: without it dresidual
+ * is dy itself. */
 typedef struct dnri_norm_bwd_attr {
     bool relu, residual;
 } dnri_norm_bwd_attr;
 extern const dnri_op_def dnri_def_norm_bwd;
-/* relu in {x} out {y}; relu.bwd in {y, dy} out {dx}: what norm.* with relu or a residual split
- * into. */
-extern const dnri_op_def dnri_def_relu;
-extern const dnri_op_def dnri_def_relu_bwd;
+/* relu in {x} out {y}; relu.bwd in {y, dy} out {dx}: what norm.* with relu or a residual split into,
+ * with add. */
+extern const dnri_op_def dnri_def_relu, dnri_def_relu_bwd;
 
 /* ---- pool.c: PyTorch's max_pool2d and avg_pool2d (padding counts in the average, size floored),
  * and the average over the whole picture. Ties of the maximum go to the first in row-major order;
- * NaN wins. */
+ * NaN wins. pad <= kernel/2. */
 typedef struct dnr_pool_opts {
     int kernel, stride, pad;
 } dnr_pool_opts;
@@ -79,16 +78,18 @@ typedef struct dnri_pool_attr {
     int32_t kernel, stride, pad;
     int64_t h, w; /* of x */
 } dnri_pool_attr;
-extern const dnri_op_def
-    dnri_def_max_pool; /* in {x} out {y, index: uint8, r·kernel + s; kernel <= 15} */
-extern const dnri_op_def dnri_def_max_pool_bwd;    /* in {dy, index} out {dx} */
-extern const dnri_op_def dnri_def_avg_pool;        /* in {x} out {y} */
-extern const dnri_op_def dnri_def_avg_pool_bwd;    /* in {dy} out {dx} */
-extern const dnri_op_def dnri_def_global_pool;     /* in {x} out {y[n,1,1,c]} */
-extern const dnri_op_def dnri_def_global_pool_bwd; /* in {dy} out {dx}; attr: dnri_pool_attr.h, w */
+/* max_pool.fprop    in {x} out {y, index: uint8, r·kernel + s}; kernel <= 15
+ * max_pool.bwd      in {dy, index} out {dx}
+ * avg_pool.fprop    in {x} out {y}
+ * avg_pool.bwd      in {dy} out {dx}
+ * global_pool.fprop in {x} out {y[n,1,1,c]}; attr: h, w alone
+ * global_pool.bwd   in {dy} out {dx} */
+extern const dnri_op_def dnri_def_max_pool, dnri_def_max_pool_bwd;
+extern const dnri_op_def dnri_def_avg_pool, dnri_def_avg_pool_bwd;
+extern const dnri_op_def dnri_def_global_pool, dnri_def_global_pool_bwd;
 
 /* ---- dense.c: fully connected, x [n,1,1,C] → y [n,1,1,K] = x·wᵀ + b. "NAME.weight" [K,1,1,C],
- * "NAME.bias". */
+ * "NAME.bias"; both are read in the compute type. */
 dnr_tid dnr_dense(dnr_graph *g, const char *name, dnr_tid x, int out);
 extern const dnri_op_def dnri_def_dense;       /* in {x, w, b} out {y} */
 extern const dnri_op_def dnri_def_dense_dgrad; /* in {dy, w} out {dx} */
@@ -96,8 +97,8 @@ extern const dnri_op_def dnri_def_dense_wgrad; /* in {x, dy} out {dw, db: GRAD, 
 
 /* ---- loss.c: softmax cross-entropy. The target distribution of a sample is its label, smoothed as
  * PyTorch's CrossEntropyLoss: (1 − ε)·onehot + ε/K; or a row of `soft` (master type [n,1,1,K])
- * smoothed likewise. Samples with label < 0 count nowhere. Computed in the master type. dlogits =
- * (softmax(logits)·Σtarget − target) · grad_scale · state.loss_scale */
+ * smoothed likewise. Samples with label < 0 count nowhere. Computed in the master type.
+ *   dlogits = (softmax(logits)·Σtarget − target) · grad_scale · state.loss_scale */
 typedef struct dnr_loss_opts {
     double smoothing;
     double grad_scale; /* 1 / (samples of the whole step) */
@@ -110,23 +111,23 @@ typedef struct dnri_loss_attr {
     double smoothing, grad_scale;
     bool training; /* counts state.forwards */
 } dnri_loss_attr;
-/* loss.fprop in {logits, labels, soft?, HEADER} out {loss[n], STATE}. state.loss_sum, correct1,
- * correct5, samples start anew when header.first, then add this batch's; forwards += training. A
- * sample is correct at k when fewer than k logits exceed its label's or equal it at a lower index;
- * none with a NaN logit is. Top-5 with fewer than 5 classes is always correct. With soft targets,
- * labels still decide what counts as correct. */
-extern const dnri_op_def dnri_def_loss;
-extern const dnri_op_def dnri_def_loss_bwd; /* in {logits, labels, soft?, STATE} out {dlogits} */
+/* loss.fprop in {logits, labels, soft?, HEADER} out {loss[n], STATE}
+ * loss.bwd   in {logits, labels, soft?, STATE} out {dlogits}
+ * state.loss_sum, correct1, correct5, samples start anew when header.first, then add this batch's;
+ * forwards += training. A sample is correct at k when fewer than k logits exceed its label's or equal
+ * it at a lower index; none with a NaN logit is. Top-5 with at most 5 classes is otherwise always
+ * correct. With soft targets, labels still decide what counts as correct. */
+extern const dnri_op_def dnri_def_loss, dnri_def_loss_bwd;
 
 /* ---- shortcut.c: option A of He et al. 2015 (arXiv:1512.03385): every `stride`-th pixel, zero
- * channels added, half before and half after (the extra one after): y[n,p,q, (K−C)/2 + c] = x[n,
- * p·stride, q·stride, c], P = ⌈H/stride⌉. */
+ * channels added, half before and half after (the extra one after):
+ *   y[n,p,q, ⌊(K−C)/2⌋ + c] = x[n, p·stride, q·stride, c];  P = ⌈H/stride⌉, likewise Q */
 dnr_tid dnr_shortcut_a(dnr_graph *g, const char *name, dnr_tid x, int out, int stride);
 typedef struct dnri_shortcut_attr {
     int32_t out, stride;
     int64_t h, w, c; /* of x */
 } dnri_shortcut_attr;
-extern const dnri_op_def dnri_def_shortcut;     /* in {x} out {y} */
-extern const dnri_op_def dnri_def_shortcut_bwd; /* in {dy} out {dx} */
+/* shortcut.fprop in {x} out {y}; shortcut.bwd in {dy} out {dx} */
+extern const dnri_op_def dnri_def_shortcut, dnri_def_shortcut_bwd;
 
 #endif
