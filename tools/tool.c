@@ -1,0 +1,197 @@
+/* tool.c: errors, nearest names, arguments, formats. */
+#include "tool.h"
+
+#include <ctype.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdarg.h>
+#include <string.h>
+#include <time.h>
+
+dnr_status tool_fail(dnr_error *err, dnr_status status, const char *where, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->what, sizeof err->what, fmt, ap);
+    va_end(ap);
+    snprintf(err->where, sizeof err->where, "%s", where);
+    err->remedy[0] = 0;
+    return err->status = status;
+}
+
+dnr_status tool_remedy(dnr_error *err, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->remedy, sizeof err->remedy, fmt, ap);
+    va_end(ap);
+    return err->status;
+}
+
+dnr_status tool_lib_error(dnr_error *err, const char *where, const char *what)
+{
+    const dnr_error *e = dnr_last_error();
+    err->status = e->status;
+    snprintf(err->where, sizeof err->where, "%.56s%s%.36s", where ? where : "", where ? ", " : "", e->where);
+    snprintf(err->what, sizeof err->what, "%.100s%s%.530s", what ? what : "", what ? ": " : "", e->what);
+    snprintf(err->remedy, sizeof err->remedy, "%s", e->remedy);
+    return err->status;
+}
+
+/* ---------------------------------------------------------------- names */
+
+enum { NAME_MAX_LEN = 63 };
+
+int tool_distance(const char *a, const char *b)
+{
+    int d[3][NAME_MAX_LEN + 2]; /* rows i-2, i-1, i of the table */
+    int n = (int)strnlen(a, NAME_MAX_LEN), m = (int)strnlen(b, NAME_MAX_LEN);
+    for (int j = 0; j <= m; j++)
+        d[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        int *row = d[i % 3], *up = d[(i + 2) % 3], *up2 = d[(i + 1) % 3];
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int ca = tolower((unsigned char)a[i - 1]), cb = tolower((unsigned char)b[j - 1]);
+            int best = up[j - 1] + (ca != cb);
+            best = up[j] + 1 < best ? up[j] + 1 : best;
+            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            if (i > 1 && j > 1 && ca == tolower((unsigned char)b[j - 2]) &&
+                cb == tolower((unsigned char)a[i - 2]) && up2[j - 2] + 1 < best)
+                best = up2[j - 2] + 1;
+            row[j] = best;
+        }
+    }
+    return d[n % 3][m];
+}
+
+const char *tool_nearest(const char *wrong, const char *const names[], int n)
+{
+    const char *best = NULL;
+    int least = (int)strnlen(wrong, NAME_MAX_LEN) / 3 + 1; /* still near: a third of the letters, and one */
+    for (int i = 0; i < n; i++) {
+        int d = tool_distance(wrong, names[i]);
+        if (d < least || (d == least && !best)) {
+            least = d;
+            best = names[i];
+        }
+    }
+    return best;
+}
+
+/* ---------------------------------------------------------------- arguments */
+
+static const struct option all_options[] = {
+    {"help", no_argument, NULL, 'h'},
+    {"out", required_argument, NULL, ARG_OUT},
+    {"dry-run", no_argument, NULL, ARG_DRY_RUN},
+    {"weights", required_argument, NULL, ARG_WEIGHTS},
+    {"json", no_argument, NULL, ARG_JSON},
+};
+enum { N_OPTIONS = sizeof all_options / sizeof all_options[0] };
+
+dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_error *err)
+{
+    struct option options[N_OPTIONS + 1] = {{0}};
+    const char *names[N_OPTIONS];
+    int n = 0, c;
+    for (int i = 0; i < N_OPTIONS; i++) {
+        if (all_options[i].val == 'h' || (all_options[i].val & allowed)) {
+            names[n] = all_options[i].name;
+            options[n++] = all_options[i];
+        }
+    }
+    *a = (tool_args){0};
+    opterr = 0;
+    optind = 1;
+    while ((c = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
+        switch (c) {
+        case 'h':
+            a->help = true;
+            return DNR_OK;
+        case ARG_OUT:
+            a->out = optarg;
+            break;
+        case ARG_WEIGHTS:
+            a->weights = optarg;
+            break;
+        case ARG_DRY_RUN:
+            a->dry_run = true;
+            break;
+        case ARG_JSON:
+            a->json = true;
+            break;
+        case ':':
+            tool_fail(err, DNR_EUSAGE, "command line", "option %s needs a value", argv[optind - 1]);
+            return tool_remedy(err, "see dnnrun %s --help", argv[0]);
+        default: {
+            /* optopt is the letter of a short option; a long one is the last word taken */
+            char wrong[64];
+            if (optopt && optopt != '?' && !strchr(argv[optind - 1], '=') && argv[optind - 1][1] != '-')
+                snprintf(wrong, sizeof wrong, "-%c", optopt);
+            else
+                snprintf(wrong, sizeof wrong, "%.*s", (int)strcspn(argv[optind - 1], "="), argv[optind - 1]);
+            tool_fail(err, DNR_EUSAGE, "command line", "%s has no option %s", argv[0], wrong);
+            const char *near = wrong[1] == '-' ? tool_nearest(wrong + 2, names, n) : NULL;
+            return near ? tool_remedy(err, "did you mean --%s? See dnnrun %s --help", near, argv[0])
+                        : tool_remedy(err, "see dnnrun %s --help; cfg keys are set as section.key=value", argv[0]);
+        }
+        }
+    }
+    if (optind < argc) {
+        a->cfg = argv[optind];
+        a->set = argv + optind + 1;
+        a->n_set = argc - optind - 1;
+    }
+    return DNR_OK;
+}
+
+/* ---------------------------------------------------------------- formats */
+
+const char *tool_bytes(double bytes, char buf[32])
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int u = 0;
+    while (bytes >= 1024 && u < 4) {
+        bytes /= 1024;
+        u++;
+    }
+    snprintf(buf, 32, "%.*f %s", u == 0 || bytes >= 100 ? 0 : 1, bytes, unit[u]);
+    return buf;
+}
+
+const char *tool_thousands(int64_t n, char buf[32])
+{
+    char digits[24];
+    int len = snprintf(digits, sizeof digits, "%lld", (long long)n), o = 0;
+    for (int i = 0; i < len; i++) {
+        buf[o++] = digits[i];
+        if ((len - 1 - i) % 3 == 0 && i < len - 1 && digits[i] != '-')
+            buf[o++] = ',';
+    }
+    buf[o] = 0;
+    return buf;
+}
+
+const char *tool_duration(double seconds, char buf[32])
+{
+    if (!isfinite(seconds) || seconds < 0 || seconds > 1e8) {
+        snprintf(buf, 32, "?");
+    } else if (seconds < 10) {
+        snprintf(buf, 32, "%.1f s", seconds);
+    } else {
+        long s = lround(seconds);
+        if (s < 3600)
+            snprintf(buf, 32, "%ld:%02ld", s / 60, s % 60);
+        else
+            snprintf(buf, 32, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+    }
+    return buf;
+}
+
+double tool_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
