@@ -245,7 +245,7 @@ typedef struct dnr_trainer_opts {
     dnr_model_opts model;
     dnr_optim_opts optim;
     dnr_precision precision;
-    int64_t batch;      /* micro-batch of this rank */
+    int64_t batch;      /* micro-batch of this rank; 0 = a trainer that only evaluates (set eval_batch) */
     int64_t accumulate; /* micro-batches of a step; 0 = 1 */
     int image;          /* height and width */
     double mean[3],

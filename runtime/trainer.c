@@ -1,0 +1,348 @@
+/* trainer.c: builds the programs of a run over one store and one arena, and the memory they share.
+ * What happens in a step is in trainer_step.c. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+#include "engine_ops.h"
+#include "model.h"
+#include "rewrite.h"
+#include "slot.h"
+#include "trainer.h"
+
+static const char *const NAMES[DNRI_PROGRAMS] = {"micro", "last", "eval"};
+
+/* ---- programs */
+
+static dnr_status emit_forward(dnr_trainer *t, dnr_graph *g, bool training, int64_t batch,
+                               dnr_tid *logits)
+{
+    const dnr_trainer_opts *o = &t->o;
+    int image = training ? o->image : o->eval_image;
+    dnri_ingest_attr in = {.n = batch, .h = image, .w = image};
+    for (int c = 0; c < 3; c++) {
+        in.scale[c] = 1 / (255 * o->std[c]);
+        in.shift[c] = -o->mean[c] / o->std[c];
+    }
+    dnri_model_fn model;
+    dnr_tid x, labels;
+    DNR_TRY(dnri_model_find(o->model.name, &model));
+    DNR_TRY(dnri_ingest(g, &in, &x, &labels));
+    *logits = model(g, x, &o->model);
+    DNR_TRY(dnri_graph_status(g));
+    if (t->extra.keep)
+        dnri_keep(g, *logits);
+    /* the gradient is the mean's over the whole step; the reported loss of an evaluation is unsmoothed */
+    double share = 1 / ((double)batch * (double)o->accumulate);
+    return dnri_model_loss(g, *logits, labels, training ? o->label_smoothing : 0,
+                           training ? share : 1);
+}
+
+static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
+{
+    const dnr_optim_opts *o = &t->o.optim;
+    dnri_update_opts update = {.sums = t->o.accumulate > 1,
+                               .last = last,
+                               .sgd = {.momentum = o->momentum,
+                                       .weight_decay = o->weight_decay,
+                                       .clip_norm = o->clip_norm,
+                                       .nesterov = o->nesterov,
+                                       .decay_norm_bias = o->decay_norm_bias,
+                                       .scaled = t->num.scaled}};
+    DNR_TRY(dnri_graph_backward(g));
+    DNR_TRY(dnri_model_fuse(g));
+    DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));
+    return dnri_emit_update(g, &update);
+}
+
+static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool benchmark,
+                            dnri_program *out)
+{
+    bool training = which != DNRI_EVAL;
+    dnri_lower_opts lower = {.deterministic = t->o.deterministic,
+                             .benchmark = benchmark && !t->o.deterministic,
+                             .workspace_cap = (size_t)t->o.workspace_mb << 20};
+    dnr_graph *g = dnri_graph_new(t->params, &t->num, training);
+    if (!g)
+        return DNR_FAIL_NOMEM();
+    dnr_status s = emit_forward(t, g, training, batch, &out->logits);
+    if (s == DNR_OK && training)
+        s = emit_training(t, g, which == DNRI_LAST);
+    if (s != DNR_OK) {
+        dnri_graph_free(g);
+        return s;
+    }
+    return dnri_plan_build(g, t->dev, NAMES[which], &lower, &out->plan);
+}
+
+static void free_programs(dnri_program *p)
+{
+    for (int i = 0; i < DNRI_PROGRAMS; i++) {
+        dnri_plan_free(p[i].plan);
+        p[i].plan = NULL;
+    }
+}
+
+static dnr_status build_programs(dnr_trainer *t, int64_t batch, int64_t eval_batch, bool benchmark,
+                                 dnri_program *out)
+{
+    bool wanted[DNRI_PROGRAMS] = {batch > 0 && t->o.accumulate > 1, batch > 0, true};
+    for (int i = 0; i < DNRI_PROGRAMS; i++) {
+        dnr_status s = DNR_OK;
+        if (wanted[i])
+            s = build_one(t, i, i == DNRI_EVAL ? eval_batch : batch, benchmark, &out[i]);
+        if (s != DNR_OK) {
+            free_programs(out);
+            return dnri_fail_context("%s, program %s", t->o.model.name, NAMES[i]);
+        }
+    }
+    dnri_params_seal(t->params);
+    return DNR_OK;
+}
+
+/* ---- memory */
+
+static size_t arena_size(const dnri_program *p)
+{
+    size_t most = 0;
+    for (int i = 0; i < DNRI_PROGRAMS; i++)
+        if (p[i].plan && dnri_plan_arena(p[i].plan) > most)
+            most = dnri_plan_arena(p[i].plan);
+    return most;
+}
+
+static size_t slot_size(const dnr_trainer *t, int64_t batch, int64_t eval_batch)
+{
+    size_t train = dnri_slot_bytes(batch, t->o.image, t->o.image);
+    size_t eval = dnri_slot_bytes(eval_batch, t->o.eval_image, t->o.eval_image);
+    return train > eval ? train : eval;
+}
+
+static size_t store_size(const dnr_trainer *t)
+{
+    return dnri_store_size(t->params, &t->num, t->o.batch > 0, t->o.accumulate > 1);
+}
+
+/* The largest batch, of training and evaluation alike, whose plans fit into `have`; 0: none. Memory grows
+ * almost linearly with the batch, so interpolation finds it in two or three builds. `too_much` is what the
+ * batch asked for needs. */
+static int64_t largest_fit(dnr_trainer *t, size_t have, size_t too_much)
+{
+    const dnr_trainer_opts *o = &t->o;
+    int64_t good = 0, bad = o->batch > o->eval_batch ? o->batch : o->eval_batch;
+    double need_good = (double)store_size(t), need_bad = (double)too_much;
+    if (need_good > (double)have)
+        return 0;
+    for (int tries = 0; bad - good > 1; tries++) {
+        double share = ((double)have - need_good) / (need_bad - need_good);
+        int64_t n = good + (int64_t)((double)(bad - good) * (tries < 4 ? share : 0.5));
+        n = n <= good ? good + 1 : n >= bad ? bad - 1 : n;
+        int64_t batch = n < o->batch ? n : o->batch;
+        int64_t eval = n < o->eval_batch ? n : o->eval_batch;
+        dnri_program p[DNRI_PROGRAMS] = {0};
+        double need = 1e300; /* a batch too small for the model does not fit either */
+        if (build_programs(t, batch, eval, false, p) == DNR_OK)
+            need = (double)(store_size(t) + arena_size(p) + 2 * slot_size(t, batch, eval));
+        free_programs(p);
+        if (need <= (double)have) {
+            good = n;
+            need_good = need;
+        } else {
+            bad = n;
+            need_bad = need < 1e300 ? need : need_bad;
+        }
+    }
+    return good;
+}
+
+static dnr_status check_memory(dnr_trainer *t)
+{
+    size_t free_bytes, total, store = store_size(t), staging = 2 * t->staging_bytes;
+    DNR_TRY(t->dev->be->memory(t->dev, &free_bytes, &total));
+    size_t have = (size_t)((double)total * t->o.memory_fraction);
+    have = have < free_bytes ? have : free_bytes;
+    size_t need = store + t->arena_bytes + staging;
+    if (need <= have)
+        return DNR_OK;
+    int64_t fits = largest_fit(t, have, need);
+    char remedy[200];
+    if (fits > 0)
+        snprintf(
+            remedy, sizeof remedy,
+            "lower train.batch to %lld (and raise train.accumulate), or set memory.recompute = "
+            "block",
+            (long long)fits);
+    else
+        snprintf(
+            remedy, sizeof remedy,
+            "no batch fits: free memory on the device, raise memory.fraction, or use a smaller "
+            "model or picture");
+    return dnri_fail(
+        DNR_EMEM, DNRI_HERE, remedy,
+        "%s with batch %lld (evaluation: %lld) needs %.3f GiB (store %.3f, arena %.3f, staging "
+        "%.3f); %s "
+        "offers %.3f GiB (%.3f free, fraction %g of %.3f); the largest batch that fits "
+        "is %lld",
+        t->o.model.name, (long long)t->o.batch, (long long)t->o.eval_batch, (double)need / 0x1p30,
+        (double)store / 0x1p30, (double)t->arena_bytes / 0x1p30, (double)staging / 0x1p30,
+        t->dev->name, (double)have / 0x1p30, (double)free_bytes / 0x1p30, t->o.memory_fraction,
+        (double)total / 0x1p30, (long long)fits);
+}
+
+/* ---- life */
+
+static dnr_status take_memory(dnr_trainer *t)
+{
+    const dnri_backend *be = t->dev->be;
+    void *pinned;
+    DNR_TRY(
+        dnri_store_new(t->dev, t->params, &t->num, t->o.batch > 0, t->o.accumulate > 1, &t->store));
+    DNR_TRY(be->alloc(t->dev, t->arena_bytes, &t->arena));
+    DNR_TRY(be->alloc(t->dev, t->staging_bytes, &t->staging[0]));
+    DNR_TRY(be->alloc(t->dev, t->staging_bytes, &t->staging[1]));
+    DNR_TRY(be->alloc_host(t->dev, sizeof *t->pinned, &pinned));
+    t->pinned = pinned;
+    t->pinned->cell[0] = t->staging[0];
+    t->pinned->cell[1] = t->staging[1];
+    return DNR_OK;
+}
+
+/* Binding warms each program up on black pictures, which leaves rubbish in the store: weights come after. */
+static dnr_status bind_programs(dnr_trainer *t)
+{
+    dnri_state calm = {.loss_scale = 1};
+    DNR_TRY(dnri_store_write_state(t->store, &calm));
+    DNR_TRY(dnri_copy_now(t->dev, dnri_store_ptr(t->store, DNRI_CELL, -1), &t->pinned->cell[0],
+                          sizeof(void *)));
+    for (int i = 0; i < DNRI_PROGRAMS; i++)
+        if (t->program[i].plan)
+            DNR_TRY(dnri_plan_bind(t->program[i].plan, t->store, t->arena, true));
+    return dnri_store_init(t->store, t->o.seed);
+}
+
+static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
+{
+    DNR_TRY(dnri_trainer_options(opts, &t->o));
+    DNR_TRY(t->dev->be->numerics(t->dev, &t->o.precision, &t->num));
+    t->num.scaled = t->num.scaled || t->extra.scaled;
+    t->params = dnri_params_new();
+    if (!t->params)
+        return DNR_FAIL_NOMEM();
+    DNR_TRY(build_programs(t, t->o.batch, t->o.eval_batch, t->o.benchmark, t->program));
+    t->arena_bytes = arena_size(t->program);
+    t->staging_bytes = slot_size(t, t->o.batch, t->o.eval_batch);
+    DNR_TRY(check_memory(t));
+    DNR_TRY(take_memory(t));
+    return bind_programs(t);
+}
+
+dnr_status dnri_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts,
+                               const dnri_trainer_extra *extra, dnr_trainer **out)
+{
+    *out = NULL;
+    dnr_trainer *t = calloc(1, sizeof *t);
+    if (!t)
+        return DNR_FAIL_NOMEM();
+    t->dev = dev;
+    if (extra)
+        t->extra = *extra;
+    dnr_status s = set_up(t, opts);
+    if (s == DNR_OK)
+        *out = t;
+    else
+        dnr_trainer_destroy(t);
+    return s;
+}
+
+dnr_status dnr_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts, dnr_trainer **out)
+{
+    return dnri_trainer_create(dev, opts, NULL, out);
+}
+
+void dnr_trainer_destroy(dnr_trainer *t)
+{
+    if (!t)
+        return;
+    const dnri_backend *be = t->dev->be;
+    free_programs(t->program);
+    dnri_store_free(t->store);
+    void *device[] = {t->arena, t->staging[0], t->staging[1]};
+    for (int i = 0; i < 3; i++)
+        if (device[i])
+            be->free(t->dev, device[i]);
+    if (t->pinned)
+        be->free_host(t->dev, t->pinned);
+    dnri_params_free(t->params);
+    free((char *)t->o.model.name);
+    free((char *)t->o.model.stem);
+    free(t);
+}
+
+/* ---- what it is */
+
+static dnr_status explain_json(const dnr_trainer *t, FILE *out)
+{
+    const dnr_trainer_opts *o = &t->o;
+    json_t *programs = json_array();
+    for (int i = 0; i < DNRI_PROGRAMS; i++)
+        if (t->program[i].plan)
+            json_array_append_new(programs, dnri_plan_json(t->program[i].plan));
+    char hash[24];
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)dnr_trainer_plan_hash(t));
+    json_t *root = json_pack(
+        "{s:s, s:s, s:s, s:I, s:I, s:i, s:I, s:i, s:s, s:{s:I, s:I, s:I}, s:o}", "device",
+        t->dev->name, "model", o->model.name, "precision", dnr_precision_name(o->precision),
+        "batch", (json_int_t)o->batch, "accumulate", (json_int_t)o->accumulate, "image", o->image,
+        "eval_batch", (json_int_t)o->eval_batch, "eval_image", o->eval_image, "hash", hash,
+        "memory", "store", (json_int_t)store_size(t), "arena", (json_int_t)t->arena_bytes,
+        "staging", (json_int_t)(2 * t->staging_bytes), "programs", programs);
+    int failed = !root || json_dumpf(root, out, JSON_INDENT(1) | JSON_REAL_PRECISION(12)) != 0;
+    json_decref(root);
+    fputc('\n', out);
+    return failed ? DNR_FAIL(DNR_EDISK, "check the disk or pipe written to",
+                             "the plan could not be written")
+                  : DNR_OK;
+}
+
+dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE *out)
+{
+    const dnr_trainer_opts *o = &t->o;
+    if (form == DNR_EXPLAIN_JSON)
+        return explain_json(t, out);
+    fprintf(
+        out,
+        "%s, %s, batch %lld x %lld of %d x %d pixels, on %s\n"
+        "memory: %.1f MiB = store %.1f (weights, gradients, momentum) + arena %.1f (the largest "
+        "program's) + staging %.1f\n\n",
+        o->model.name, dnr_precision_name(o->precision), (long long)o->batch,
+        (long long)o->accumulate, o->image, o->image, t->dev->name,
+        (double)(store_size(t) + t->arena_bytes + 2 * t->staging_bytes) / 0x1p20,
+        (double)store_size(t) / 0x1p20, (double)t->arena_bytes / 0x1p20,
+        (double)(2 * t->staging_bytes) / 0x1p20);
+    for (int i = 0; i < DNRI_PROGRAMS; i++)
+        if (t->program[i].plan)
+            dnri_plan_explain(t->program[i].plan, out);
+    return ferror(out) ? DNR_FAIL(DNR_EDISK, "check the disk or pipe written to",
+                                  "the plan could not be written")
+                       : DNR_OK;
+}
+
+uint64_t dnr_trainer_plan_hash(const dnr_trainer *t)
+{
+    uint64_t hash[DNRI_PROGRAMS] = {0};
+    for (int i = 0; i < DNRI_PROGRAMS; i++)
+        if (t->program[i].plan)
+            hash[i] = dnri_plan_hash(t->program[i].plan);
+    return XXH64(hash, sizeof hash, 0);
+}
+
+void dnr_trainer_memory(const dnr_trainer *t, size_t *arena, size_t *store)
+{
+    *arena = t->arena_bytes;
+    *store = store_size(t);
+}
+
+dnr_precision dnr_trainer_precision(const dnr_trainer *t)
+{
+    return t->o.precision;
+}

@@ -1,0 +1,63 @@
+/* trainer.h: the inside of dnr_trainer, shared by trainer*.c and weights.c, and what tests need of it. */
+#ifndef DNR_TRAINER_H
+#define DNR_TRAINER_H
+
+#include "plan.h"
+
+/* One optimizer step is accumulate − 1 runs of `micro` and one of `last`. */
+enum { DNRI_MICRO, DNRI_LAST, DNRI_EVAL, DNRI_PROGRAMS };
+
+typedef struct dnri_program {
+    dnri_plan *plan; /* NULL: not needed by this run */
+    dnr_tid logits;
+} dnri_program;
+
+/* What only tests ask for. */
+typedef struct dnri_trainer_extra {
+    bool keep;   /* logits stay readable (dnri_plan_read) */
+    bool scaled; /* loss scaling in any precision */
+} dnri_trainer_extra;
+
+/* Pinned host memory that copies read and write while the host goes on. */
+typedef struct dnri_pinned {
+    void *cell[2];       /* addresses of the staging buffers */
+    dnri_state state[2]; /* of the last two steps */
+    dnri_state eval;
+} dnri_pinned;
+
+struct dnr_trainer {
+    dnr_device *dev;
+    dnr_trainer_opts
+        o; /* defaults filled in; owns model.name and model.stem; batch 0: evaluates only */
+    dnri_trainer_extra extra;
+    dnri_numerics num;
+    dnri_params *params;
+    dnri_store *store;
+    dnri_program program[DNRI_PROGRAMS];
+    void *arena;
+    size_t arena_bytes; /* the largest program's */
+
+    void *staging[2]; /* device copies of slots, filled in turn */
+    size_t staging_bytes;
+    dnri_pinned *pinned;
+    int64_t fed; /* batches so far, of any program */
+
+    int64_t steps, samples; /* enqueued */
+    struct {
+        int64_t samples;
+        double lr;
+    } issued[2]; /* of the last two steps */
+};
+
+/* Checks the options, fills in defaults and copies the names. */
+dnr_status dnri_trainer_options(const dnr_trainer_opts *in, dnr_trainer_opts *out);
+
+dnr_status dnri_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts,
+                               const dnri_trainer_extra *extra, dnr_trainer **out);
+/* A step on `accumulate` slots of the caller's (ordinary memory will do; the headers are written); waits
+ * for it. */
+dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics *out);
+/* Adds a batch of the caller's to an evaluation, or starts one; waits for it. */
+dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval_result *out);
+
+#endif

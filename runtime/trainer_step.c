@@ -1,0 +1,195 @@
+/* trainer_step.c: feeding batches: training steps and evaluation.
+ *
+ *     copy lane     slot k+1 → staging[k+1 mod 2]        (while k computes)
+ *     compute lane  cell ← address of staging[k mod 2]; program; after `last`: state → pinned ring
+ *
+ * The host never waits for the work it has just enqueued: it waits for the run that last used the staging
+ * buffer it is about to fill, for the slot's copy (so that the slot can go back to the loader), and for the
+ * state of the step before. All waits are bounded. */
+#include <math.h>
+
+#include "slot.h"
+#include "trainer.h"
+
+#define WAIT_S 300.0
+
+enum { MARK_RUN = 0, MARK_COPY = 2, MARK_STATE = 3, MARK_EVAL = 5 };
+
+static dnr_status wait_for(const dnr_trainer *t, int mark, const char *what)
+{
+    if (dnri_wait(t->dev, mark, WAIT_S, what) != DNR_OK)
+        return dnri_fail_context("near training step %lld", (long long)t->steps);
+    return DNR_OK;
+}
+
+/* Enqueues one batch; returns when its slot may be used again. */
+static dnr_status feed(dnr_trainer *t, int program, void *slot, double lr, bool first)
+{
+    dnr_device *dev = t->dev;
+    const dnri_backend *be = dev->be;
+    const dnr_trainer_opts *o = &t->o;
+    int k = (int)(t->fed & 1);
+    size_t bytes = program == DNRI_EVAL
+                       ? dnri_slot_bytes(o->eval_batch, o->eval_image, o->eval_image)
+                       : dnri_slot_bytes(o->batch, o->image, o->image);
+
+    if (t->fed >= 2)
+        DNR_TRY(wait_for(t, MARK_RUN + k, "the batch before the last"));
+    *(dnri_header *)slot = (dnri_header){.lr = lr, .first = first};
+    DNR_TRY(be->copy(dev, DNRI_COPY, t->staging[k], slot, bytes));
+    DNR_TRY(be->mark(dev, DNRI_COPY, MARK_COPY));
+    DNR_TRY(be->fence(dev, DNRI_COPY, DNRI_COMPUTE));
+    DNR_TRY(be->copy(dev, DNRI_COMPUTE, dnri_store_ptr(t->store, DNRI_CELL, -1),
+                     &t->pinned->cell[k], sizeof(void *)));
+    DNR_TRY(dnri_plan_run(t->program[program].plan));
+    DNR_TRY(be->mark(dev, DNRI_COMPUTE, MARK_RUN + k));
+    t->fed++;
+    return wait_for(t, MARK_COPY, "the copy of a batch to the device");
+}
+
+static dnr_status copy_state(dnr_trainer *t, dnri_state *to, int mark)
+{
+    const dnri_backend *be = t->dev->be;
+    DNR_TRY(
+        be->copy(t->dev, DNRI_COMPUTE, to, dnri_store_ptr(t->store, DNRI_STATE, -1), sizeof *to));
+    return be->mark(t->dev, DNRI_COMPUTE, mark);
+}
+
+/* ---- training */
+
+/* Step `n` (from 0), one of the last two, once it is done. */
+static dnr_status describe(dnr_trainer *t, int64_t n, dnr_metrics *out)
+{
+    *out = (dnr_metrics){0};
+    if (n < 0)
+        return DNR_OK;
+    int r = (int)(n & 1);
+    DNR_TRY(wait_for(t, MARK_STATE + r, "a training step"));
+    const dnri_state *s = &t->pinned->state[r];
+    double samples = s->samples > 0 ? (double)s->samples : NAN;
+    *out = (dnr_metrics){.step = s->steps,
+                         .samples = t->issued[r].samples,
+                         .loss = s->loss_sum / samples,
+                         .top1 = (double)s->correct1 / samples,
+                         .top5 = (double)s->correct5 / samples,
+                         .lr = t->issued[r].lr,
+                         .loss_scale = (double)s->loss_scale,
+                         .skipped = s->skipped,
+                         .grad_norm = t->o.optim.clip_norm > 0 ? sqrt(s->grad_sqsum) : 0};
+    return DNR_OK;
+}
+
+static double learning_rate(const dnr_trainer *t)
+{
+    const dnr_trainer_opts *o = &t->o;
+    return dnr_learning_rate(&o->optim, t->samples, o->total_samples, o->epoch_samples,
+                             o->batch * o->accumulate);
+}
+
+static dnr_status feed_training(dnr_trainer *t, int64_t i, void *slot, double lr)
+{
+    return feed(t, i + 1 < t->o.accumulate ? DNRI_MICRO : DNRI_LAST, slot, lr, i == 0);
+}
+
+static dnr_status end_step(dnr_trainer *t, double lr)
+{
+    int r = (int)(t->steps & 1);
+    DNR_TRY(copy_state(t, &t->pinned->state[r], MARK_STATE + r));
+    t->samples += t->o.batch * t->o.accumulate;
+    t->issued[r].samples = t->samples;
+    t->issued[r].lr = lr;
+    t->steps++;
+    return DNR_OK;
+}
+
+static dnr_status check_loader(const dnr_trainer *t, const dnr_loader *l, bool train)
+{
+    const dnr_loader_opts *o = dnr_loader_get_opts(l);
+    int64_t batch = train ? t->o.batch : t->o.eval_batch;
+    int image = train ? t->o.image : t->o.eval_image;
+    if (batch == 0)
+        return DNR_FAIL(DNR_EUSAGE, "create the trainer with a positive batch",
+                        "this trainer was made for evaluation only");
+    if (o->train != train)
+        return DNR_FAIL(DNR_EUSAGE, "open the loader with the right value of `train`",
+                        "%s needs a %s loader", train ? "a training step" : "an evaluation",
+                        train ? "training" : "validation");
+    if (o->batch != batch || o->image != image)
+        return DNR_FAIL(DNR_EUSAGE, "open the loader with the trainer's batch and image",
+                        "the loader gives %lld pictures of %d x %d, the %s program takes %lld of "
+                        "%d x %d",
+                        (long long)o->batch, o->image, o->image, train ? "training" : "evaluation",
+                        (long long)batch, image, image);
+    return DNR_OK;
+}
+
+dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out)
+{
+    DNR_TRY(check_loader(t, l, true));
+    double lr = learning_rate(t);
+    for (int64_t i = 0; i < t->o.accumulate; i++) {
+        dnr_batch b;
+        DNR_TRY(dnr_loader_next(l, &b, NULL));
+        dnr_status s = feed_training(t, i, b.slot, lr);
+        dnr_loader_release(l, &b);
+        DNR_TRY(s);
+    }
+    DNR_TRY(end_step(t, lr));
+    return describe(t, t->steps - 2, out);
+}
+
+dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out)
+{
+    return describe(t, t->steps - 1, out);
+}
+
+dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics *out)
+{
+    double lr = learning_rate(t);
+    for (int64_t i = 0; i < t->o.accumulate; i++)
+        DNR_TRY(feed_training(t, i, slots[i], lr));
+    DNR_TRY(end_step(t, lr));
+    return dnr_trainer_finish(t, out);
+}
+
+/* ---- evaluation */
+
+static dnr_status end_eval(dnr_trainer *t, dnr_eval_result *out)
+{
+    const dnri_state *s = &t->pinned->eval;
+    DNR_TRY(copy_state(t, &t->pinned->eval, MARK_EVAL));
+    DNR_TRY(wait_for(t, MARK_EVAL, "an evaluation"));
+    if (s->samples == 0)
+        return DNR_FAIL(DNR_EDATA, "check the pictures of data.val",
+                        "the evaluation met no picture that could be read");
+    *out = (dnr_eval_result){.images = s->samples,
+                             .correct1 = s->correct1,
+                             .correct5 = s->correct5,
+                             .loss = s->loss_sum / (double)s->samples};
+    return DNR_OK;
+}
+
+dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out)
+{
+    *out = (dnr_eval_result){0};
+    DNR_TRY(check_loader(t, l, false));
+    DNR_TRY(dnr_loader_rewind(l));
+    for (bool first = true;; first = false) {
+        dnr_batch b;
+        bool more;
+        DNR_TRY(dnr_loader_next(l, &b, &more));
+        if (!more && first)
+            return DNR_FAIL(DNR_EDATA, "check data.val", "the validation loader gave no batch");
+        if (!more)
+            return end_eval(t, out);
+        dnr_status s = feed(t, DNRI_EVAL, b.slot, 0, first);
+        dnr_loader_release(l, &b);
+        DNR_TRY(s);
+    }
+}
+
+dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval_result *out)
+{
+    DNR_TRY(feed(t, DNRI_EVAL, slot, 0, first));
+    return end_eval(t, out);
+}
