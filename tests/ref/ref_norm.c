@@ -1,0 +1,127 @@
+/* ref_norm.c: batch normalisation and ReLU. A tensor is a matrix [M, C], M = N·H·W. */
+#include "ref.h"
+
+#include <math.h>
+
+/* Inputs of norm.train, .apply and .eval; of norm.bwd. */
+enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR };
+enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD };
+
+static const dnri_norm_attr *norm_attr(const ref_step *s)
+{
+    return (const dnri_norm_attr *)s->op.attr;
+}
+
+/* y = act(gamma · (x − mean) · invstd + beta + residual) for channel c. All three kinds end here, so
+ * that a recomputed y has the same bits. */
+static void normalise(const ref_step *s, int64_t c, double mean, double invstd)
+{
+    const int64_t C = s->in[X].dim[3], M = dnri_count(&s->in[X]) / C;
+    const double *x = s->at.in[X], *residual = s->at.in[RESIDUAL];
+    const double gamma = ((const double *)s->at.in[GAMMA])[c];
+    const double beta = ((const double *)s->at.in[BETA])[c];
+    double *y = s->at.out[0];
+    for (int64_t i = c; i < M * C; i += C) {
+        double v = gamma * (x[i] - mean) * invstd + beta;
+        if (residual)
+            v += residual[i];
+        y[i] = norm_attr(s)->relu && v < 0 ? 0 : v;
+    }
+}
+
+static void norm_train(const ref_step *s)
+{
+    const int64_t C = s->in[X].dim[3], M = dnri_count(&s->in[X]) / C;
+    const double *x = s->at.in[X], m = norm_attr(s)->momentum;
+    double *running_mean = s->at.in[MEAN], *running_var = s->at.in[VAR];
+    double *saved_mean = s->at.out[1], *saved_invstd = s->at.out[2];
+    REF_PARALLEL
+    for (int64_t c = 0; c < C; c++) {
+        double mean = 0, var = 0;
+        for (int64_t i = c; i < M * C; i += C)
+            mean += x[i];
+        mean /= (double)M;
+        for (int64_t i = c; i < M * C; i += C)
+            var += (x[i] - mean) * (x[i] - mean);
+        var /= (double)M;
+        saved_mean[c] = mean;
+        saved_invstd[c] = 1 / sqrt(var + norm_attr(s)->eps);
+        running_mean[c] = (1 - m) * running_mean[c] + m * mean;
+        running_var[c] = (1 - m) * running_var[c] + m * var * (double)M / (double)(M - 1);
+        normalise(s, c, mean, saved_invstd[c]);
+    }
+}
+
+static void norm_apply(const ref_step *s)
+{
+    const double *mean = s->at.in[MEAN], *invstd = s->at.in[VAR];
+    REF_PARALLEL
+    for (int64_t c = 0; c < s->in[X].dim[3]; c++)
+        normalise(s, c, mean[c], invstd[c]);
+}
+
+static void norm_eval(const ref_step *s)
+{
+    const double *mean = s->at.in[MEAN], *var = s->at.in[VAR];
+    REF_PARALLEL
+    for (int64_t c = 0; c < s->in[X].dim[3]; c++)
+        normalise(s, c, mean[c], 1 / sqrt(var[c] + norm_attr(s)->eps));
+}
+
+static void norm_bwd(const ref_step *s)
+{
+    const dnri_norm_bwd_attr *a = (const dnri_norm_bwd_attr *)s->op.attr;
+    const int64_t C = s->in[B_X].dim[3], M = dnri_count(&s->in[B_X]) / C;
+    const double *x = s->at.in[B_X], *y = s->at.in[B_Y];
+    const double *dy = s->at.in[B_DY], *dy2 = s->at.in[B_DY2];
+    const double *gamma = s->at.in[B_GAMMA];
+    const double *mean = s->at.in[B_MEAN], *invstd = s->at.in[B_INVSTD];
+    double *dx = s->at.out[0], *dgamma = s->at.out[1], *dbeta = s->at.out[2];
+    double *dresidual = s->at.out[3];
+    REF_PARALLEL
+    for (int64_t c = 0; c < C; c++) {
+        double sum = 0, sum_xhat = 0;
+        for (int64_t i = c; i < M * C; i += C) {
+            double dz = dy[i] + (dy2 ? dy2[i] : 0);
+            if (a->relu && !(y[i] > 0))
+                dz = 0;
+            if (dresidual)
+                dresidual[i] = dz;
+            dx[i] = dz; /* for the second pass */
+            sum += dz;
+            sum_xhat += dz * (x[i] - mean[c]) * invstd[c];
+        }
+        dbeta[c] = sum;
+        dgamma[c] = sum_xhat;
+        for (int64_t i = c; i < M * C; i += C) {
+            const double xhat = (x[i] - mean[c]) * invstd[c];
+            dx[i] = gamma[c] * invstd[c] * (dx[i] - sum / (double)M - xhat * sum_xhat / (double)M);
+        }
+    }
+}
+
+static void relu(const ref_step *s)
+{
+    const double *x = s->at.in[0];
+    double *y = s->at.out[0];
+    for (int64_t i = 0; i < dnri_count(&s->in[0]); i++)
+        y[i] = x[i] < 0 ? 0 : x[i];
+}
+
+static void relu_bwd(const ref_step *s)
+{
+    const double *y = s->at.in[0], *dy = s->at.in[1];
+    double *dx = s->at.out[0];
+    for (int64_t i = 0; i < dnri_count(&s->in[0]); i++)
+        dx[i] = y[i] > 0 ? dy[i] : 0;
+}
+
+const ref_row ref_norm_rows[] = {
+    {&dnri_def_norm_train, norm_train},
+    {&dnri_def_norm_apply, norm_apply},
+    {&dnri_def_norm_eval, norm_eval},
+    {&dnri_def_norm_bwd, norm_bwd},
+    {&dnri_def_relu, relu},
+    {&dnri_def_relu_bwd, relu_bwd},
+    {NULL, NULL},
+};
