@@ -311,6 +311,8 @@ dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE
 /* A hash of the programs (not of the implementations chosen): equal on ranks that can work
  * together. */
 uint64_t dnr_trainer_plan_hash(const dnr_trainer *t);
+/* Trainable parameters of the model (running statistics not counted). */
+int64_t dnr_trainer_parameters(const dnr_trainer *t);
 /* Bytes planned: arena (peak over the programs) and store. */
 void dnr_trainer_memory(const dnr_trainer *t, size_t *arena, size_t *store);
 dnr_precision dnr_trainer_precision(const dnr_trainer *t); /* AUTO resolved */

@@ -34,8 +34,11 @@ static dnr_status emit_forward(dnr_trainer *t, dnr_graph *g, bool training, int6
         dnri_keep(g, *logits);
     /* the gradient is the mean's over the whole step; the reported loss of an evaluation is unsmoothed */
     double share = 1 / ((double)batch * (double)o->accumulate);
-    return dnri_model_loss(g, *logits, labels, training ? o->label_smoothing : 0,
-                           training ? share : 1);
+    DNR_TRY(dnri_model_loss(g, *logits, labels, training ? o->label_smoothing : 0,
+                            training ? share : 1));
+    if (t->extra.keep)
+        dnri_keep(g, dnri_graph_op_c(g, dnri_graph_ops(g) - 1)->out[0]); /* the samples' losses */
+    return DNR_OK;
 }
 
 static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
@@ -334,6 +337,16 @@ uint64_t dnr_trainer_plan_hash(const dnr_trainer *t)
         if (t->program[i].plan)
             hash[i] = dnri_plan_hash(t->program[i].plan);
     return XXH64(hash, sizeof hash, 0);
+}
+
+int64_t dnr_trainer_parameters(const dnr_trainer *t)
+{
+    int64_t n = 0;
+    for (int i = 0; i < dnri_params_count(t->params); i++) {
+        const dnri_param *p = dnri_params_at(t->params, i);
+        n += p->kind == DNRI_RUNNING ? 0 : p->count;
+    }
+    return n;
 }
 
 void dnr_trainer_memory(const dnr_trainer *t, size_t *arena, size_t *store)
