@@ -1,4 +1,7 @@
+/* fuse.c: fusion rewrites. */
 #include "fuse.h"
+
+#include "../runtime/model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -45,4 +48,9 @@ dnr_status dnri_fuse_gradient_add(dnr_graph *g)
     free(uses);
     dnri_graph_replace_ops(g, ops, left);
     return DNR_OK;
+}
+
+dnr_status dnri_model_fuse(dnr_graph *g)
+{
+    return dnri_fuse_gradient_add(g);
 }

@@ -1,0 +1,362 @@
+/* norm.c: batch normalisation, NHWC: rows of C channels, M = N·H·W of them.
+ *
+ * Sums over the rows are taken in double, by slice, in one pass: x and its square are exact there, so
+ * E[x²] − E[x]² loses nothing that a second pass would keep until |mean| exceeds about 1e5 standard
+ * deviations, where fp32 has lost x itself. Slices add up in their order, so equal runs give equal bits. */
+#include "../../runtime/cpu/kernel.h"
+#include "../layers.h"
+
+#include <math.h>
+
+enum { ROWS = 4 }; /* rows added together between two visits of the accumulators */
+
+typedef struct norm {
+    dnri_binding b;
+    int64_t m, c; /* rows, channels */
+    bool bf16, relu, residual, dy2;
+    int slices;
+    double eps, momentum;
+    /* what the slices read; the same for all norm.* */
+    const void *x, *res;
+    void *y;
+    const float *mean;
+    float *factor;     /* [c] gamma · invstd */
+    const float *beta; /* [c] */
+    /* norm.bwd */
+    const void *dy, *dy2_in;
+    void *dx, *dres;
+    float *offset, *slope; /* [c]: dx = factor · (dz − offset − (x − mean) · slope) */
+    double *sums;          /* [slices][2][c] */
+} norm;
+
+static size_t sums_bytes(const norm *s)
+{
+    return (size_t)s->slices * 2 * (size_t)s->c * sizeof(double);
+}
+
+/* ---- statistics: sums ← Σ x, Σ x² */
+
+DNRI_INLINE void moments(void *ctx, int slice, int64_t begin, int64_t end, bool bf16)
+{
+    const norm *s = ctx;
+    const int64_t c = s->c;
+    const void *x = s->x;
+    double *sum = s->sums + 2 * slice * c, *square = sum + c;
+    memset(sum, 0, 2 * (size_t)c * sizeof *sum);
+    int64_t r = begin;
+    for (; r + ROWS <= end; r += ROWS)
+        DNRI_SIMD
+    for (int64_t j = 0; j < c; j++) {
+        double v0 = dnri_ld(x, r * c + j, bf16), v1 = dnri_ld(x, (r + 1) * c + j, bf16);
+        double v2 = dnri_ld(x, (r + 2) * c + j, bf16), v3 = dnri_ld(x, (r + 3) * c + j, bf16);
+        sum[j] += (v0 + v1) + (v2 + v3);
+        square[j] += (v0 * v0 + v1 * v1) + (v2 * v2 + v3 * v3);
+    }
+    for (; r < end; r++)
+        DNRI_SIMD
+    for (int64_t j = 0; j < c; j++) {
+        double v = dnri_ld(x, r * c + j, bf16);
+        sum[j] += v;
+        square[j] += v * v;
+    }
+}
+DNRI_KERNEL(moments);
+
+/* Adds up the slices of channel j. */
+static void total(const norm *s, int64_t j, double *a, double *b)
+{
+    *a = *b = 0;
+    for (int i = 0; i < s->slices; i++) {
+        *a += s->sums[(2 * i) * s->c + j];
+        *b += s->sums[(2 * i + 1) * s->c + j];
+    }
+}
+
+static void set_factor(const norm *s, const float *gamma, const float *invstd)
+{
+    for (int64_t j = 0; j < s->c; j++)
+        s->factor[j] = gamma[j] * invstd[j];
+}
+
+/* ---- y = act((x − mean) · factor + beta + residual) */
+
+DNRI_INLINE void normalise(void *ctx, int slice, int64_t begin, int64_t end, bool bf16)
+{
+    const norm *s = ctx;
+    const int64_t c = s->c;
+    const float *mean = s->mean, *factor = s->factor, *beta = s->beta;
+    const void *x = s->x, *res = s->res;
+    void *y = s->y;
+    const bool relu = s->relu;
+    if (res)
+        for (int64_t r = begin * c; r < end * c; r += c)
+            DNRI_SIMD
+    for (int64_t j = 0; j < c; j++) {
+        float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
+        v += dnri_ld(res, r + j, bf16);
+        dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16); /* NaN passes */
+    }
+    else for (int64_t r = begin * c; r < end * c; r += c) DNRI_SIMD for (int64_t j = 0; j < c; j++)
+    {
+        float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
+        dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16);
+    }
+}
+DNRI_KERNEL(normalise);
+
+static dnr_status train_run(void *ctx)
+{
+    norm *s = ctx;
+    float *mean = s->b.out[1], *invstd = s->b.out[2];
+    float *running_mean = s->b.in[4], *running_var = s->b.in[5];
+    dnri_slices(s->slices, s->m, moments_k[s->bf16], s);
+    double m = (double)s->m, w = s->momentum, unbiased = s->m > 1 ? m / (m - 1) : 1;
+    for (int64_t j = 0; j < s->c; j++) {
+        double sum, square;
+        total(s, j, &sum, &square);
+        double mu = sum / m, var = square / m - mu * mu;
+        var = var < 0 ? 0 : var; /* NaN passes */
+        mean[j] = (float)mu;
+        invstd[j] = (float)(1 / sqrt(var + s->eps));
+        running_mean[j] = (float)((1 - w) * (double)running_mean[j] + w * mu);
+        running_var[j] = (float)((1 - w) * (double)running_var[j] + w * var * unbiased);
+    }
+    set_factor(s, s->b.in[1], invstd);
+    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    return DNR_OK;
+}
+
+static dnr_status apply_run(void *ctx)
+{
+    norm *s = ctx;
+    set_factor(s, s->b.in[1], s->b.in[5]);
+    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    return DNR_OK;
+}
+
+static dnr_status eval_run(void *ctx)
+{
+    norm *s = ctx;
+    const float *gamma = s->b.in[1], *var = s->b.in[5];
+    for (int64_t j = 0; j < s->c; j++)
+        s->factor[j] = (float)((double)gamma[j] / sqrt((double)var[j] + s->eps));
+    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    return DNR_OK;
+}
+
+/* ---- backward: sums ← Σ dz, Σ dz · (x − mean); dresidual ← dz */
+
+DNRI_INLINE float dz_at(const norm *s, int64_t i, bool relu, bool dy2, bool bf16)
+{
+    float dz = dnri_ld(s->dy, i, bf16);
+    if (dy2)
+        dz += dnri_ld(s->dy2_in, i, bf16);
+    return !relu || dnri_ld(s->y, i, bf16) > 0 ? dz : 0;
+}
+
+DNRI_INLINE void sums_with(const norm *s, int slice, int64_t begin, int64_t end, bool relu,
+                           bool dy2, bool residual, bool bf16)
+{
+    const int64_t c = s->c;
+    const float *mean = s->mean;
+    double *sum = s->sums + 2 * slice * c, *dot = sum + c;
+    memset(sum, 0, 2 * (size_t)c * sizeof *sum);
+    int64_t r = begin;
+    for (; r + ROWS <= end; r += ROWS)
+        DNRI_SIMD
+    for (int64_t j = 0; j < c; j++) {
+        float dz[ROWS], t[ROWS];
+        for (int k = 0; k < ROWS; k++) {
+            int64_t i = (r + k) * c + j;
+            dz[k] = dz_at(s, i, relu, dy2, bf16);
+            t[k] = dnri_ld(s->x, i, bf16) - mean[j];
+            if (residual)
+                dnri_st(s->dres, i, dz[k], bf16);
+        }
+        sum[j] += ((double)dz[0] + (double)dz[1]) + ((double)dz[2] + (double)dz[3]);
+        dot[j] += ((double)dz[0] * (double)t[0] + (double)dz[1] * (double)t[1]) +
+                  ((double)dz[2] * (double)t[2] + (double)dz[3] * (double)t[3]);
+    }
+    for (; r < end; r++)
+        DNRI_SIMD
+    for (int64_t j = 0; j < c; j++) {
+        float dz = dz_at(s, r * c + j, relu, dy2, bf16);
+        if (residual)
+            dnri_st(s->dres, r * c + j, dz, bf16);
+        sum[j] += (double)dz;
+        dot[j] += (double)dz * (double)(dnri_ld(s->x, r * c + j, bf16) - mean[j]);
+    }
+}
+
+/* dx from dz, read back from dresidual where there is one */
+DNRI_INLINE void dx_with(const norm *s, int64_t begin, int64_t end, bool relu, bool dy2, bool bf16)
+{
+    const int64_t c = s->c;
+    const float *mean = s->mean, *factor = s->factor, *offset = s->offset, *slope = s->slope;
+    for (int64_t r = begin * c; r < end * c; r += c)
+        DNRI_SIMD
+    for (int64_t j = 0; j < c; j++) {
+        float dz = dz_at(s, r + j, relu, dy2, bf16);
+        float t = (dnri_ld(s->x, r + j, bf16) - mean[j]) * slope[j];
+        dnri_st(s->dx, r + j, factor[j] * (dz - offset[j] - t), bf16);
+    }
+}
+
+/* Options become constants, so that each case gets a loop without branches. */
+#define DNRI_PICK(relu, dy2, CALL)                                                                 \
+    do {                                                                                           \
+        if ((relu) && (dy2))                                                                       \
+            CALL(true, true);                                                                      \
+        else if (relu)                                                                             \
+            CALL(true, false);                                                                     \
+        else if (dy2)                                                                              \
+            CALL(false, true);                                                                     \
+        else                                                                                       \
+            CALL(false, false);                                                                    \
+    } while (0)
+
+DNRI_INLINE void bwd_sums(void *ctx, int slice, int64_t begin, int64_t end, bool bf16)
+{
+    const norm *s = ctx;
+#define PLAIN(relu, dy2)    sums_with(s, slice, begin, end, relu, dy2, false, bf16)
+#define RESIDUAL(relu, dy2) sums_with(s, slice, begin, end, relu, dy2, true, bf16)
+    if (s->dres)
+        DNRI_PICK(s->relu, s->dy2, RESIDUAL);
+    else
+        DNRI_PICK(s->relu, s->dy2, PLAIN);
+#undef PLAIN
+#undef RESIDUAL
+}
+DNRI_KERNEL(bwd_sums);
+
+DNRI_INLINE void bwd_dx(void *ctx, int slice, int64_t begin, int64_t end, bool bf16)
+{
+    norm s = *(const norm *)ctx;
+    if (s.dres) {
+        s.dy = s.dres;
+        s.relu = s.dy2 = false;
+    }
+#define DX(relu, dy2) dx_with(&s, begin, end, relu, dy2, bf16)
+    DNRI_PICK(s.relu, s.dy2, DX);
+#undef DX
+}
+DNRI_KERNEL(bwd_dx);
+
+static dnr_status bwd_run(void *ctx)
+{
+    norm *s = ctx;
+    const float *gamma = s->b.in[4], *invstd = s->b.in[7];
+    float *dgamma = s->b.out[1], *dbeta = s->b.out[2];
+    dnri_slices(s->slices, s->m, bwd_sums_k[s->bf16], s);
+    for (int64_t j = 0; j < s->c; j++) {
+        double sum, dot, inv = (double)invstd[j], m = (double)s->m;
+        total(s, j, &sum, &dot);
+        dbeta[j] = (float)sum;
+        dgamma[j] = (float)(dot * inv);
+        s->offset[j] = (float)(sum / m);
+        s->slope[j] = (float)(dot * inv * inv / m);
+    }
+    set_factor(s, gamma, invstd);
+    dnri_slices(s->slices, s->m, bwd_dx_k[s->bf16], s);
+    return DNR_OK;
+}
+
+/* ---- binding and lowering */
+
+static dnr_status bind_forward(void *ctx, const dnri_binding *b)
+{
+    norm *s = ctx;
+    s->b = *b;
+    s->x = b->in[0];
+    s->beta = b->in[2];
+    s->res = b->in[3];
+    s->y = b->out[0];
+    s->sums = b->workspace;
+    s->factor = (float *)((char *)b->workspace + sums_bytes(s));
+    /* norm.train makes the mean, norm.apply and norm.eval read it */
+    s->mean = b->out[1] ? b->out[1] : b->in[4];
+    return DNR_OK;
+}
+
+static dnr_status bind_backward(void *ctx, const dnri_binding *b)
+{
+    norm *s = ctx;
+    s->b = *b;
+    s->x = b->in[0];
+    s->y = b->in[1];
+    s->dy = b->in[2];
+    s->dy2_in = b->in[3];
+    s->dy2 = b->in[3] != NULL;
+    s->mean = b->in[6];
+    s->dx = b->out[0];
+    s->dres = b->out[3];
+    s->sums = b->workspace;
+    s->factor = (float *)((char *)b->workspace + sums_bytes(s));
+    s->offset = s->factor + s->c;
+    s->slope = s->offset + s->c;
+    return DNR_OK;
+}
+
+static norm *make(dnr_device *dev, const dnr_graph *g, const dnri_op *op, dnr_status (*run)(void *),
+                  int launches, int vectors, dnri_step *out)
+{
+    norm *s = dnri_cpu_step(out, sizeof *s, run, launches);
+    if (!s)
+        return NULL;
+    const dnr_desc *x = dnri_desc(g, op->in[0]);
+    s->c = x->dim[3];
+    s->m = dnri_count(x) / s->c;
+    s->bf16 = x->dtype == DNR_BF16;
+    s->slices = dnri_slices_for(dev, dnri_count(x));
+    out->workspace = sums_bytes(s) + (size_t)vectors * (size_t)s->c * sizeof(float);
+    return s;
+}
+
+static dnr_status forward(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                          dnr_status (*run)(void *), int launches, dnri_step *out)
+{
+    norm *s = make(dev, g, op, run, launches, 1, out);
+    if (!s)
+        return DNR_EMEM;
+    const dnri_norm_attr *a = (const dnri_norm_attr *)op->attr;
+    s->eps = a->eps;
+    s->momentum = a->momentum;
+    s->relu = a->relu;
+    out->bind = bind_forward;
+    return DNR_OK;
+}
+
+static dnr_status train(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                        const dnri_lower_opts *o, dnri_step *out)
+{
+    return forward(dev, g, op, train_run, 2, out);
+}
+
+static dnr_status apply(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                        const dnri_lower_opts *o, dnri_step *out)
+{
+    return forward(dev, g, op, apply_run, 1, out);
+}
+
+static dnr_status eval(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                       const dnri_lower_opts *o, dnri_step *out)
+{
+    return forward(dev, g, op, eval_run, 1, out);
+}
+
+static dnr_status backward(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                           const dnri_lower_opts *o, dnri_step *out)
+{
+    norm *s = make(dev, g, op, bwd_run, 2, 3, out);
+    if (!s)
+        return DNR_EMEM;
+    s->relu = ((const dnri_norm_bwd_attr *)op->attr)->relu;
+    out->bind = bind_backward;
+    return DNR_OK;
+}
+
+const dnri_lowering dnri_cpu_norm[] = {{&dnri_def_norm_train, NULL, train},
+                                       {&dnri_def_norm_apply, NULL, apply},
+                                       {&dnri_def_norm_eval, NULL, eval},
+                                       {&dnri_def_norm_bwd, NULL, backward},
+                                       {0}};
