@@ -1,0 +1,54 @@
+/* cpu.h: what the CPU back end's files share: the device, slices of work, steps of our own kernels. */
+#ifndef DNR_CPU_H
+#define DNR_CPU_H
+
+#include "../backend.h"
+#include "onednn.h"
+
+typedef struct dnri_cpu {
+    struct dnr_device base;
+    dnri_dnn *dnn;
+    int threads;
+    _Atomic int64_t allocs, syncs;
+} dnri_cpu;
+
+static inline dnri_cpu *dnri_cpu_of(dnr_device *dev)
+{
+    return (dnri_cpu *)dev; /* base comes first */
+}
+
+/* ---- threads.c */
+
+typedef void (*dnri_slice_fn)(void *ctx, int slice, int64_t begin, int64_t end);
+
+/* Calls fn on slices [n·s/slices, n·(s+1)/slices) of 0…n, in parallel. The cut depends on n and `slices`
+ * alone, so sums taken by slice and added in their order have the same bits every time. */
+void dnri_slices(int slices, int64_t n, dnri_slice_fn fn, void *ctx);
+/* How many slices are worth it for a kernel that touches `elements`: 1 up to one for each thread. */
+int dnri_slices_for(dnr_device *dev, int64_t elements);
+/* The threads that parallel regions use, bound to CPUs where that is safe. Call once, at open. */
+int dnri_threads_start(void);
+
+/* ---- host.c: the machine */
+
+void dnri_host_cpu_name(char *buf, size_t size);
+/* Memory that a process may still take, and all there is; a cgroup's limit counts. */
+dnr_status dnri_host_memory(size_t *free, size_t *total);
+
+/* ---- step.c */
+
+/* Makes `out` a step that calls run(ctx). ctx is zeroed, of `size` bytes, and begins with a dnri_binding, which
+ * bind fills. NULL: out of memory (the failure is recorded). */
+void *dnri_cpu_step(dnri_step *out, size_t size, dnr_status (*run)(void *ctx), int launches);
+/* Makes `out` a step that runs a oneDNN op, which it takes over. Which tensors of the binding the op's
+ * src, weights, bias and dst are: >= 0 an input, < 0 output ~i, DNRI_DNN_ABSENT none. */
+#define DNRI_DNN_ABSENT 100
+dnr_status dnri_cpu_dnn_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4],
+                             dnri_step *out);
+
+/* ---- lowering tables: engine.c and layers/cpu */
+
+extern const dnri_lowering dnri_cpu_engine[], dnri_cpu_conv[], dnri_cpu_dense[], dnri_cpu_norm[],
+    dnri_cpu_relu[], dnri_cpu_pool[], dnri_cpu_loss[], dnri_cpu_shortcut[];
+
+#endif

@@ -1,0 +1,61 @@
+/* host.c: what the machine is and has. */
+#include "cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+
+void dnri_host_cpu_name(char *buf, size_t size)
+{
+    struct utsname u;
+    snprintf(buf, size, "%s CPU", uname(&u) == 0 ? u.machine : "unknown");
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    char line[256];
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, "model name", 10) == 0 && strchr(line, ':')) {
+            char *name = strchr(line, ':') + 1;
+            name += strspn(name, " ");
+            name[strcspn(name, "\n")] = 0;
+            snprintf(buf, size, "%s", name);
+            break;
+        }
+    if (f)
+        fclose(f);
+}
+
+/* The number after `key` in a file of lines "KEY NUMBER"; with key "", the file's first number. */
+static bool read_number(const char *path, const char *key, unsigned long long *out)
+{
+    FILE *f = fopen(path, "re");
+    char line[256];
+    bool found = false;
+    while (f && !found && fgets(line, sizeof line, f))
+        if (strncmp(line, key, strlen(key)) == 0)
+            found = sscanf(line + strlen(key), "%llu", out) == 1;
+    if (f)
+        fclose(f);
+    return found;
+}
+
+dnr_status dnri_host_memory(size_t *free, size_t *total)
+{
+    unsigned long long avail, all, limit, used, cache = 0;
+    if (!read_number("/proc/meminfo", "MemAvailable:", &avail) ||
+        !read_number("/proc/meminfo", "MemTotal:", &all))
+        return DNR_FAIL(DNR_EDEVICE, "mount /proc", "/proc/meminfo cannot be read");
+    *free = (size_t)avail << 10;
+    *total = (size_t)all << 10;
+    /* a container's or a job's limit (cgroup v2) is less than the machine has; its page cache can go */
+    if (read_number("/sys/fs/cgroup/memory.max", "", &limit) &&
+        read_number("/sys/fs/cgroup/memory.current", "", &used)) {
+        read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", &cache);
+        used -= cache < used ? cache : used;
+        unsigned long long left = limit > used ? limit - used : 0;
+        if (limit < *total)
+            *total = (size_t)limit;
+        if (left < *free)
+            *free = (size_t)left;
+    }
+    return DNR_OK;
+}

@@ -1,0 +1,82 @@
+/* step.c: steps of our own kernels and of oneDNN ops. */
+#include "cpu.h"
+
+#include <stdlib.h>
+
+static dnr_status keep_binding(void *ctx, const dnri_binding *b)
+{
+    *(dnri_binding *)ctx = *b;
+    return DNR_OK;
+}
+
+void *dnri_cpu_step(dnri_step *out, size_t size, dnr_status (*run)(void *ctx), int launches)
+{
+    void *ctx = calloc(1, size);
+    if (!ctx) {
+        DNR_FAIL_NOMEM();
+        return NULL;
+    }
+    *out = (dnri_step){.bind = keep_binding,
+                       .run = run,
+                       .drop = free,
+                       .ctx = ctx,
+                       .lane = DNRI_COMPUTE,
+                       .launches = launches,
+                       .impl = "openmp"};
+    return ctx;
+}
+
+typedef struct dnn_step {
+    dnri_dnn_op *op;
+    int slot[4];
+} dnn_step;
+
+static void *bound(const dnri_binding *b, int slot)
+{
+    return slot == DNRI_DNN_ABSENT ? NULL : slot >= 0 ? b->in[slot] : b->out[~slot];
+}
+
+static dnr_status dnn_bind(void *ctx, const dnri_binding *b)
+{
+    dnn_step *s = ctx;
+    void *address[4];
+    for (int i = 0; i < 4; i++)
+        address[i] = bound(b, s->slot[i]);
+    return dnri_dnn_bind(s->op, address, b->workspace);
+}
+
+static dnr_status dnn_run(void *ctx)
+{
+    return dnri_dnn_run(((dnn_step *)ctx)->op);
+}
+
+static void dnn_drop(void *ctx)
+{
+    dnn_step *s = ctx;
+    dnri_dnn_drop(s->op);
+    free(s);
+}
+
+dnr_status dnri_cpu_dnn_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4],
+                             dnri_step *out)
+{
+    dnn_step *s = malloc(sizeof *s);
+    if (!s)
+        return DNR_FAIL_NOMEM();
+    dnr_status st = dnri_dnn_create(dnri_cpu_of(dev)->dnn, d, &s->op);
+    if (st != DNR_OK) {
+        free(s);
+        return st;
+    }
+    for (int i = 0; i < 4; i++)
+        s->slot[i] = slot[i];
+    *out = (dnri_step){.bind = dnn_bind,
+                       .run = dnn_run,
+                       .drop = dnn_drop,
+                       .ctx = s,
+                       .workspace = dnri_dnn_workspace(s->op),
+                       .lane = DNRI_COMPUTE,
+                       .launches = dnri_dnn_launches(s->op)};
+    snprintf(out->impl, sizeof out->impl, "onednn %s", dnri_dnn_impl(s->op));
+    return DNR_OK;
+}
