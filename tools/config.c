@@ -17,7 +17,8 @@ static const char *origin_text(const cfg *c, int line, char buf[96])
         snprintf(buf, 96, "command line");
     } else {
         size_t len = strlen(c->path); /* the end of a long path says more than its start */
-        snprintf(buf, 96, "%s%.48s:%d", len > 48 ? "…" : "", c->path + (len > 48 ? len - 45 : 0), line);
+        snprintf(buf, 96, "%s%.48s:%d", len > 48 ? "…" : "", c->path + (len > 48 ? len - 45 : 0),
+                 line);
     }
     return buf;
 }
@@ -33,7 +34,8 @@ const char *cfg_origin(const cfg *c, const char *key, char buf[96])
 
 /* ---------------------------------------------------------------- values */
 
-static dnr_status bad_value(const cfg_key *k, const char *text, const char *where, const char *why, dnr_error *err)
+static dnr_status bad_value(const cfg_key *k, const char *text, const char *where, const char *why,
+                            dnr_error *err)
 {
     char range[576];
     tool_fail(err, DNR_EUSAGE, where, "%s = %.200s: %s", k->name, text, why);
@@ -42,7 +44,8 @@ static dnr_status bad_value(const cfg_key *k, const char *text, const char *wher
     return tool_remedy(err, "see docs/cfg.md");
 }
 
-static dnr_status set_choice(const cfg_key *k, void *field, const char *text, const char *where, dnr_error *err)
+static dnr_status set_choice(const cfg_key *k, void *field, const char *text, const char *where,
+                             dnr_error *err)
 {
     char list[512], *save = NULL;
     const char *names[64];
@@ -74,7 +77,8 @@ static bool in_range(const cfg_key *k, double v)
     return isfinite(v) && (k->above ? v > k->min : v >= k->min) && v <= k->max;
 }
 
-static dnr_status set_reals(const cfg_key *k, cfg_list *list, const char *text, const char *where, dnr_error *err)
+static dnr_status set_reals(const cfg_key *k, cfg_list *list, const char *text, const char *where,
+                            dnr_error *err)
 {
     cfg_list got = {0};
     const char *p = text + strspn(text, " \t,");
@@ -100,8 +104,8 @@ static dnr_status set_reals(const cfg_key *k, cfg_list *list, const char *text, 
 }
 
 /* "@cfg/x" to the folder of the cfg file. */
-static dnr_status set_path(const cfg *c, const cfg_key *k, char *field, const char *text, const char *where,
-                           dnr_error *err)
+static dnr_status set_path(const cfg *c, const cfg_key *k, char *field, const char *text,
+                           const char *where, dnr_error *err)
 {
     char dir[CFG_TEXT] = "";
     if (!strncmp(text, "@cfg/", 5)) {
@@ -117,7 +121,8 @@ static dnr_status set_path(const cfg *c, const cfg_key *k, char *field, const ch
     return DNR_OK;
 }
 
-static dnr_status set_value(cfg *c, const cfg_key *k, const char *text, const char *where, dnr_error *err)
+static dnr_status set_value(cfg *c, const cfg_key *k, const char *text, const char *where,
+                            dnr_error *err)
 {
     void *field = (char *)c + k->offset;
     char *end;
@@ -177,7 +182,8 @@ static dnr_status unknown_key(const char *name, const char *where, dnr_error *er
     const char *names[CFG_MAX_KEYS], *near = NULL;
     for (int i = 0; i < cfg_n_keys; i++) {
         names[i] = cfg_keys[i].name;
-        if (!near && !strcmp(last_part(names[i]), last_part(name))) /* the right key in the wrong section */
+        if (!near &&
+            !strcmp(last_part(names[i]), last_part(name))) /* the right key in the wrong section */
             near = names[i];
     }
     if (!near)
@@ -213,7 +219,8 @@ void cfg_init(cfg *c)
     dnr_error err;
     memset(c, 0, sizeof *c);
     for (int i = 0; i < cfg_n_keys; i++)
-        set_value(c, &cfg_keys[i], cfg_keys[i].unset, "default", &err); /* test_config checks each */
+        set_value(c, &cfg_keys[i], cfg_keys[i].unset, "default",
+                  &err); /* test_config checks each */
 }
 
 dnr_status cfg_set(cfg *c, const char *assignment, dnr_error *err)
@@ -221,8 +228,10 @@ dnr_status cfg_set(cfg *c, const char *assignment, dnr_error *err)
     char name[128];
     size_t n = strcspn(assignment, "=");
     if (!assignment[n] || n >= sizeof name) {
-        tool_fail(err, DNR_EUSAGE, "command line", "%.200s is not of the form section.key=value", assignment);
-        return tool_remedy(err, "for example train.batch=64; one cfg file is taken, before the keys");
+        tool_fail(err, DNR_EUSAGE, "command line", "%.200s is not of the form section.key=value",
+                  assignment);
+        return tool_remedy(err,
+                           "for example train.batch=64; one cfg file is taken, before the keys");
     }
     snprintf(name, sizeof name, "%.*s", (int)n, assignment);
     return assign(c, name, assignment + n + 1, CFG_FROM_ARGS, err);
@@ -291,7 +300,8 @@ static char *next_line(char *buf, int size, void *user)
         return NULL;
     }
     if (n > INI_ROOM || (int)n + 2 > size) {
-        refuse(r, "the line is longer than 190 characters", "shorten it, or give the key on the command line");
+        refuse(r, "the line is longer than 190 characters",
+               "shorten it, or give the key on the command line");
         return NULL;
     }
     snprintf(buf, (size_t)size, "%s\n", p);
@@ -362,7 +372,8 @@ static dnr_status no_such_cfg(const char *name, dnr_error *err)
     near = tool_nearest(strrchr(name, '/') ? strrchr(name, '/') + 1 : name, names, n);
     if (near)
         return tool_remedy(err, "did you mean %s? With dnnrun came: %.240s", near, list);
-    return tool_remedy(err, "give the path of a cfg file%s%.240s", n ? "; with dnnrun came: " : "", list);
+    return tool_remedy(err, "give the path of a cfg file%s%.240s", n ? "; with dnnrun came: " : "",
+                       list);
 }
 
 dnr_status cfg_load(cfg *c, const char *name, char *const set[], int n_set, dnr_error *err)
@@ -398,32 +409,42 @@ dnr_status cfg_check(const cfg *c, dnr_error *err)
 {
     enum { STEP = 1, MULTISTEP, LINEAR, COSINE, POLY, ONECYCLE }; /* of optim.schedule */
     char where[96];
-    CHECK(*c->model.name, "model.name", "add `name = resnet50`, say, to [model]", "model.name is missing");
+    CHECK(*c->model.name, "model.name", "add `name = resnet50`, say, to [model]",
+          "model.name is missing");
     CHECK(c->data.resize == 0 || c->data.resize >= c->data.image, "data.resize",
-          "raise data.resize to data.image, or set it to 0", "data.resize = %lld is less than data.image = %lld",
-          (long long)c->data.resize, (long long)c->data.image);
+          "raise data.resize to data.image, or set it to 0",
+          "data.resize = %lld is less than data.image = %lld", (long long)c->data.resize,
+          (long long)c->data.image);
     CHECK(c->data.crop != CROP_PAD || c->data.pad > 0, "data.crop", "set data.pad, or crop = none",
           "data.crop = pad needs data.pad > 0");
-    CHECK(c->data.pad == 0 || c->data.crop == CROP_PAD, "data.pad", "set data.crop = pad, or leave data.pad out",
+    CHECK(c->data.pad == 0 || c->data.crop == CROP_PAD, "data.pad",
+          "set data.crop = pad, or leave data.pad out",
           "data.pad is used only with data.crop = pad");
-    CHECK(c->data.area_min <= c->data.area_max, "data.area_min", "swap them", "data.area_min is above data.area_max");
+    CHECK(c->data.area_min <= c->data.area_max, "data.area_min", "swap them",
+          "data.area_min is above data.area_max");
     CHECK(c->data.aspect_min <= c->data.aspect_max, "data.aspect_min", "swap them",
           "data.aspect_min is above data.aspect_max");
     CHECK(c->model.stem != STEM_IMAGENET || c->data.image >= 32, "data.image",
           "use model.stem = cifar, or data.image of 32 or more",
-          "pictures of %lld pixels are too small for model.stem = imagenet, which shrinks them 32 times",
+          "pictures of %lld pixels are too small for model.stem = imagenet, which shrinks them 32 "
+          "times",
           (long long)c->data.image);
-    CHECK(c->optim.warmup < (double)c->train.epochs, "optim.warmup", "shorten the warm-up, or train longer",
+    CHECK(c->optim.warmup < (double)c->train.epochs, "optim.warmup",
+          "shorten the warm-up, or train longer",
           "optim.warmup = %g epochs leaves nothing of train.epochs = %lld", c->optim.warmup,
           (long long)c->train.epochs);
     CHECK(c->optim.schedule != ONECYCLE || c->optim.warmup == 0, "optim.warmup",
-          "leave optim.warmup out; optim.pct_start says how long it rises", "optim.schedule = onecycle has a warm-up of its own");
+          "leave optim.warmup out; optim.pct_start says how long it rises",
+          "optim.schedule = onecycle has a warm-up of its own");
     CHECK(c->optim.schedule != MULTISTEP || c->optim.milestones.n > 0, "optim.schedule",
-          "set optim.milestones = 30, 60, 80, say", "optim.schedule = multistep needs optim.milestones");
+          "set optim.milestones = 30, 60, 80, say",
+          "optim.schedule = multistep needs optim.milestones");
     for (int64_t i = 1; i < c->optim.milestones.n; i++)
-        CHECK(c->optim.milestones.v[i] > c->optim.milestones.v[i - 1], "optim.milestones", "put them in rising order",
-              "optim.milestones: %g comes after %g", c->optim.milestones.v[i], c->optim.milestones.v[i - 1]);
-    CHECK(!c->optim.nesterov || c->optim.momentum > 0, "optim.nesterov", "set optim.momentum = 0.9, or nesterov = false",
+        CHECK(c->optim.milestones.v[i] > c->optim.milestones.v[i - 1], "optim.milestones",
+              "put them in rising order", "optim.milestones: %g comes after %g",
+              c->optim.milestones.v[i], c->optim.milestones.v[i - 1]);
+    CHECK(!c->optim.nesterov || c->optim.momentum > 0, "optim.nesterov",
+          "set optim.momentum = 0.9, or nesterov = false",
           "optim.nesterov needs optim.momentum > 0");
     return DNR_OK;
 }

@@ -62,7 +62,8 @@ typedef struct cfg {
     /* not keys */
     char path[CFG_TEXT]; /* of the file */
     char name[64];       /* "resnet50" of models/resnet50.cfg */
-    int origin[CFG_MAX_KEYS]; /* by key: 0 the default, else the line of the file, or CFG_FROM_ARGS */
+    int origin
+        [CFG_MAX_KEYS]; /* by key: 0 the default, else the line of the file, or CFG_FROM_ARGS */
 } cfg;
 
 enum { CFG_FROM_ARGS = -1 };
@@ -79,10 +80,10 @@ typedef enum cfg_type {
     CFG_BOOL,
     CFG_INT,
     CFG_REAL,
-    CFG_REALS,  /* numbers, separated by blanks or commas */
+    CFG_REALS, /* numbers, separated by blanks or commas */
     CFG_CHOICE,
     CFG_STRING,
-    CFG_PATH,   /* "@cfg/" at its start is the folder of the cfg file */
+    CFG_PATH, /* "@cfg/" at its start is the folder of the cfg file */
 } cfg_type;
 
 typedef struct cfg_key {

@@ -6,154 +6,200 @@
 
 #define AT(field) offsetof(cfg, field)
 
-#define BOOL(key, field, unset, doc)                 {key, CFG_BOOL, AT(field), 0, 0, false, 0, NULL, unset, "", doc}
-#define INT(key, field, min, max, unset, unit, doc)  {key, CFG_INT, AT(field), min, max, false, 0, NULL, unset, unit, doc}
-#define REAL(key, field, min, max, unset, unit, doc) {key, CFG_REAL, AT(field), min, max, false, 0, NULL, unset, unit, doc}
+#define BOOL(key, field, unset, doc)                                                               \
+    {                                                                                              \
+        key, CFG_BOOL, AT(field), 0, 0, false, 0, NULL, unset, "", doc                             \
+    }
+#define INT(key, field, min, max, unset, unit, doc)                                                \
+    {                                                                                              \
+        key, CFG_INT, AT(field), min, max, false, 0, NULL, unset, unit, doc                        \
+    }
+#define REAL(key, field, min, max, unset, unit, doc)                                               \
+    {                                                                                              \
+        key, CFG_REAL, AT(field), min, max, false, 0, NULL, unset, unit, doc                       \
+    }
 /* greater than min */
-#define POSITIVE(key, field, max, unset, unit, doc)  {key, CFG_REAL, AT(field), 0, max, true, 0, NULL, unset, unit, doc}
-#define CHOICE(key, field, choices, unset, doc)      {key, CFG_CHOICE, AT(field), 0, 0, false, 0, choices, unset, "", doc}
-#define STRING(key, field, choices, unset, doc)      {key, CFG_STRING, AT(field), 0, 0, false, 0, choices, unset, "", doc}
-#define PATH(key, field, doc)                        {key, CFG_PATH, AT(field), 0, 0, false, 0, NULL, "", "", doc}
+#define POSITIVE(key, field, max, unset, unit, doc)                                                \
+    {                                                                                              \
+        key, CFG_REAL, AT(field), 0, max, true, 0, NULL, unset, unit, doc                          \
+    }
+#define CHOICE(key, field, choices, unset, doc)                                                    \
+    {                                                                                              \
+        key, CFG_CHOICE, AT(field), 0, 0, false, 0, choices, unset, "", doc                        \
+    }
+#define STRING(key, field, choices, unset, doc)                                                    \
+    {                                                                                              \
+        key, CFG_STRING, AT(field), 0, 0, false, 0, choices, unset, "", doc                        \
+    }
+#define PATH(key, field, doc)                                                                      \
+    {                                                                                              \
+        key, CFG_PATH, AT(field), 0, 0, false, 0, NULL, "", "", doc                                \
+    }
 #define REALS(key, field, min, max, above, count, unset, unit, doc)                                \
-    {key, CFG_REALS, AT(field), min, max, above, count, NULL, unset, unit, doc}
+    {                                                                                              \
+        key, CFG_REALS, AT(field), min, max, above, count, NULL, unset, unit, doc                  \
+    }
 
 /* clang-format off: one key, one paragraph */
 const cfg_key cfg_keys[] = {
     STRING("device", device, NULL, "auto",
-        "Where the work runs: `auto` (the first CUDA device, else the CPU), `cpu`, `cuda` or `cuda:N`. A device asked for by name and missing is an error."),
+           "Where the work runs: `auto` (the first CUDA device, else the CPU), `cpu`, `cuda` or "
+           "`cuda:N`. A device asked for by name and missing is an error."),
 
     STRING("model.name", model.name, "@models", "",
-        "The network. `resnet18` to `resnet152` are ResNet v1.5 (He et al. 2015, stride on the 3×3); `resnet8`, `resnet20` … `resnet110` are the paper's CIFAR networks."),
+           "The network. `resnet18` to `resnet152` are ResNet v1.5 (He et al. 2015, stride on the "
+           "3×3); `resnet8`, `resnet20` … `resnet110` are the paper's CIFAR networks."),
     INT("model.classes", model.classes, 2, 1e6, "1000", "",
         "Number of classes. It must be that of the data."),
     CHOICE("model.stem", model.stem, "auto|imagenet|cifar", "auto",
-        "First layers: `imagenet` is a 7×7 convolution of stride 2 and a max pool; `cifar` one 3×3 convolution, for small pictures; `auto` is the network's usual one."),
+           "First layers: `imagenet` is a 7×7 convolution of stride 2 and a max pool; `cifar` one "
+           "3×3 convolution, for small pictures; `auto` is the network's usual one."),
     BOOL("model.zero_init_residual", model.zero_init_residual, "false",
-        "Start the last batch norm of each residual block at zero (Goyal et al. 2017), so that every block starts as the identity."),
+         "Start the last batch norm of each residual block at zero (Goyal et al. 2017), so that "
+         "every block starts as the identity."),
 
     PATH("data.train", data.train,
-        "Training pictures: a folder with one folder a class; a flat folder with `data.class_map`; tar shards (`train-{000000..000009}.tar`, or one file), where `x.tar:train` takes only the members below `train/`; or `synthetic`."),
-    PATH("data.val", data.val,
-        "Validation pictures, in the same forms. Empty: no evaluation."),
+         "Training pictures: a folder with one folder a class; a flat folder with "
+         "`data.class_map`; tar shards (`train-{000000..000009}.tar`, or one file), where "
+         "`x.tar:train` takes only the members below `train/`; or `synthetic`."),
+    PATH("data.val", data.val, "Validation pictures, in the same forms. Empty: no evaluation."),
     PATH("data.class_map", data.class_map,
-        "For a flat folder of training pictures: a text file with lines `FILE CLASS`."),
-    PATH("data.val_class_map", data.val_class_map,
-        "The same for `data.val`."),
+         "For a flat folder of training pictures: a text file with lines `FILE CLASS`."),
+    PATH("data.val_class_map", data.val_class_map, "The same for `data.val`."),
     INT("data.synthetic_n", data.synthetic_n, 1, 1e12, "1281167", "pictures",
         "How many pictures `synthetic` has."),
     INT("data.image", data.image, 1, 8192, "224", "pixels",
         "Height and width of the pictures given to the network."),
     INT("data.resize", data.resize, 0, 16384, "0", "pixels",
-        "For validation (and for `crop = none`) the shorter side is resized to this before the centre is cut out. 0: to `data.image`."),
+        "For validation (and for `crop = none`) the shorter side is resized to this before the "
+        "centre is cut out. 0: to `data.image`."),
     CHOICE("data.crop", data.crop, "random|pad|none", "random",
-        "How training pictures are cut: `random` resizes a random part (torchvision's RandomResizedCrop); `pad` adds a border of `data.pad` zeros and cuts at a random place; `none` does as for validation."),
-    INT("data.pad", data.pad, 0, 1024, "0", "pixels",
-        "Border on each side for `crop = pad`."),
-    BOOL("data.flip", data.flip, "true",
-        "Mirror every second training picture, at random."),
+           "How training pictures are cut: `random` resizes a random part (torchvision's "
+           "RandomResizedCrop); `pad` adds a border of `data.pad` zeros and cuts at a random "
+           "place; `none` does as for validation."),
+    INT("data.pad", data.pad, 0, 1024, "0", "pixels", "Border on each side for `crop = pad`."),
+    BOOL("data.flip", data.flip, "true", "Mirror every second training picture, at random."),
     POSITIVE("data.area_min", data.area_min, 1, "0.08", "",
-        "`crop = random`: least share of the picture's area."),
+             "`crop = random`: least share of the picture's area."),
     POSITIVE("data.area_max", data.area_max, 1, "1", "",
-        "`crop = random`: largest share of the picture's area."),
+             "`crop = random`: largest share of the picture's area."),
     POSITIVE("data.aspect_min", data.aspect_min, 100, "0.75", "",
-        "`crop = random`: least width over height."),
+             "`crop = random`: least width over height."),
     POSITIVE("data.aspect_max", data.aspect_max, 100, "1.3333333333333333", "",
-        "`crop = random`: largest width over height."),
+             "`crop = random`: largest width over height."),
     REALS("data.mean", data.mean, 0, 1, false, 3, "0.485 0.456 0.406", "",
-        "Mean of the red, green and blue channel (one number: of all three) of pictures scaled to 0 … 1; it is subtracted. The default is ImageNet's."),
+          "Mean of the red, green and blue channel (one number: of all three) of pictures scaled "
+          "to 0 … 1; it is subtracted. The default is ImageNet's."),
     REALS("data.std", data.std, 0, 10, true, 3, "0.229 0.224 0.225", "",
-        "Standard deviation of the channels; they are divided by it."),
+          "Standard deviation of the channels; they are divided by it."),
     CHOICE("data.on_error", data.on_error, "skip|stop", "skip",
-        "What to do with a picture that cannot be read: `skip` replaces it by another, always the same one, and reports it at the end of the epoch; `stop` ends the run."),
+           "What to do with a picture that cannot be read: `skip` replaces it by another, always "
+           "the same one, and reports it at the end of the epoch; `stop` ends the run."),
     INT("data.max_bad", data.max_bad, -1, 1e12, "100", "pictures",
         "More bad pictures than this end the run. -1: no limit."),
     INT("data.max_pixels", data.max_pixels, 1, 1e12, "178956970", "pixels",
         "A picture with more is bad. The default is Pillow's limit."),
     INT("data.threads", data.threads, 0, 1024, "0", "threads",
         "Threads that decode. 0: one for each core, at most 16."),
-    INT("data.prefetch", data.prefetch, 0, 1024, "0", "batches",
-        "Batches decoded ahead. 0: 3."),
+    INT("data.prefetch", data.prefetch, 0, 1024, "0", "batches", "Batches decoded ahead. 0: 3."),
     BOOL("data.shuffle", data.shuffle, "true",
-        "Visit the training pictures in a new random order each epoch. The order depends on `train.seed` and the epoch only."),
+         "Visit the training pictures in a new random order each epoch. The order depends on "
+         "`train.seed` and the epoch only."),
 
     INT("train.epochs", train.epochs, 1, 1e6, "90", "epochs",
         "Length of the run, and of the learning-rate schedule."),
     INT("train.max_steps", train.max_steps, 0, 1e12, "0", "steps",
-        "End after this many steps, where that is sooner; the schedule stays that of `train.epochs`. 0: no limit."),
+        "End after this many steps, where that is sooner; the schedule stays that of "
+        "`train.epochs`. 0: no limit."),
     INT("train.batch", train.batch, 1, 65536, "256", "pictures",
-        "Pictures in one pass forward and backward. The global batch is `train.batch` × `train.accumulate`."),
+        "Pictures in one pass forward and backward. The global batch is `train.batch` × "
+        "`train.accumulate`."),
     INT("train.accumulate", train.accumulate, 1, 65536, "1", "passes",
         "Passes whose gradients are averaged for one step of the optimizer."),
     CHOICE("train.precision", train.precision, "auto|fp32|tf32|fp16|bf16", "auto",
-        "Type of activations and of the multiplications; weights, momentum and statistics are always kept in fp32. `auto` is fp16 on CUDA and fp32 on the CPU. fp16 uses dynamic loss scaling."),
+           "Type of activations and of the multiplications; weights, momentum and statistics are "
+           "always kept in fp32. `auto` is fp16 on CUDA and fp32 on the CPU. fp16 uses dynamic "
+           "loss scaling."),
     REAL("train.label_smoothing", train.label_smoothing, 0, 0.99, "0", "",
-        "Share of the target spread evenly over all classes (Szegedy et al. 2015)."),
+         "Share of the target spread evenly over all classes (Szegedy et al. 2015)."),
     REAL("train.clip_norm", train.clip_norm, 0, 1e30, "0", "",
-        "Scale the gradient down to this norm where it is larger. 0: never."),
+         "Scale the gradient down to this norm where it is larger. 0: never."),
     INT("train.seed", train.seed, 0, 9007199254740991.0, "0", "",
         "Seed of the initial weights, of the order of the pictures and of augmentation."),
     BOOL("train.deterministic", train.deterministic, "false",
-        "The same bits every time on the same kind of machine. Turns `cudnn.benchmark` off, and may be slower."),
+         "The same bits every time on the same kind of machine. Turns `cudnn.benchmark` off, and "
+         "may be slower."),
 
     POSITIVE("optim.lr", optim.lr, 1e6, "0.1", "",
-        "Peak learning rate for a global batch of `optim.base_batch`."),
+             "Peak learning rate for a global batch of `optim.base_batch`."),
     INT("optim.base_batch", optim.base_batch, 1, 1e9, "256", "pictures",
         "The global batch that `optim.lr` is meant for."),
     CHOICE("optim.scale_lr", optim.scale_lr, "linear|none", "linear",
-        "`linear`: the learning rate used is `optim.lr` × global batch / `optim.base_batch` (Goyal et al. 2017); `none`: it is `optim.lr`."),
+           "`linear`: the learning rate used is `optim.lr` × global batch / `optim.base_batch` "
+           "(Goyal et al. 2017); `none`: it is `optim.lr`."),
     REAL("optim.momentum", optim.momentum, 0, 0.9999, "0.9", "",
-        "Momentum of SGD, in PyTorch's form."),
-    BOOL("optim.nesterov", optim.nesterov, "false",
-        "Nesterov's momentum, in PyTorch's form."),
+         "Momentum of SGD, in PyTorch's form."),
+    BOOL("optim.nesterov", optim.nesterov, "false", "Nesterov's momentum, in PyTorch's form."),
     REAL("optim.weight_decay", optim.weight_decay, 0, 100, "5e-5", "",
-        "L2 penalty, added to the gradient."),
+         "L2 penalty, added to the gradient."),
     BOOL("optim.decay_norm_bias", optim.decay_norm_bias, "false",
-        "Decay the weights and biases of batch norm and the bias of the last layer too, as PyTorch's SGD does by default."),
-    CHOICE("optim.schedule", optim.schedule, "constant|step|multistep|linear|cosine|poly|onecycle", "cosine",
-        "Learning rate over the run. With t = 0 … 1 after the warm-up: `constant`; `step`: × `gamma` every `step_epochs`; `multistep`: × `gamma` at each of `milestones`; `linear`: straight to `lr_min`; `cosine`: lr_min + (lr − lr_min)(1 + cos πt)/2; `poly`: lr_min + (lr − lr_min)(1 − t)^`power`; `onecycle`: PyTorch's OneCycleLR with `optim.lr` as its peak, momentum kept."),
+         "Decay the weights and biases of batch norm and the bias of the last layer too, as "
+         "PyTorch's SGD does by default."),
+    CHOICE("optim.schedule", optim.schedule, "constant|step|multistep|linear|cosine|poly|onecycle",
+           "cosine",
+           "Learning rate over the run. With t = 0 … 1 after the warm-up: `constant`; `step`: × "
+           "`gamma` every `step_epochs`; `multistep`: × `gamma` at each of `milestones`; `linear`: "
+           "straight to `lr_min`; `cosine`: lr_min + (lr − lr_min)(1 + cos πt)/2; `poly`: lr_min + "
+           "(lr − lr_min)(1 − t)^`power`; `onecycle`: PyTorch's OneCycleLR with `optim.lr` as its "
+           "peak, momentum kept."),
     REAL("optim.warmup", optim.warmup, 0, 1e6, "0", "epochs",
-        "Length of a linear warm-up before the schedule."),
+         "Length of a linear warm-up before the schedule."),
     REAL("optim.warmup_factor", optim.warmup_factor, 0, 1, "0", "",
-        "The warm-up starts at this share of the learning rate. 0: at one step's share of it."),
+         "The warm-up starts at this share of the learning rate. 0: at one step's share of it."),
     REAL("optim.lr_min", optim.lr_min, 0, 1e6, "0", "",
-        "Where `linear`, `cosine` and `poly` end. Not scaled by the batch."),
-    POSITIVE("optim.gamma", optim.gamma, 1, "0.1", "",
-        "Factor of `step` and `multistep`."),
+         "Where `linear`, `cosine` and `poly` end. Not scaled by the batch."),
+    POSITIVE("optim.gamma", optim.gamma, 1, "0.1", "", "Factor of `step` and `multistep`."),
     POSITIVE("optim.step_epochs", optim.step_epochs, 1e6, "30", "epochs",
-        "Distance of the steps of `step`."),
+             "Distance of the steps of `step`."),
     REALS("optim.milestones", optim.milestones, 0, 1e6, true, 0, "", "epochs",
-        "Epochs at which `multistep` lowers the learning rate, in rising order, 16 at most: `30, 60, 80`."),
-    POSITIVE("optim.power", optim.power, 100, "2", "",
-        "Exponent of `poly`."),
+          "Epochs at which `multistep` lowers the learning rate, in rising order, 16 at most: `30, "
+          "60, 80`."),
+    POSITIVE("optim.power", optim.power, 100, "2", "", "Exponent of `poly`."),
     POSITIVE("optim.pct_start", optim.pct_start, 0.9999, "0.3", "",
-        "`onecycle`: share of the run spent rising."),
+             "`onecycle`: share of the run spent rising."),
     POSITIVE("optim.div_factor", optim.div_factor, 1e9, "25", "",
-        "`onecycle`: the peak over the first learning rate."),
+             "`onecycle`: the peak over the first learning rate."),
     POSITIVE("optim.final_div_factor", optim.final_div_factor, 1e12, "1e4", "",
-        "`onecycle`: the first learning rate over the last."),
+             "`onecycle`: the first learning rate over the last."),
 
     POSITIVE("memory.fraction", memory.fraction, 1, "0.9", "",
-        "Largest share of the device's memory that may be planned. A plan that needs more is refused before the first step."),
+             "Largest share of the device's memory that may be planned. A plan that needs more is "
+             "refused before the first step."),
     CHOICE("memory.recompute", memory.recompute, "none|stage|block", "none",
-        "Recompute activations in the backward pass instead of keeping them: `block` keeps what enters each residual block, `stage` only what enters each stage. The gradients stay the same."),
+           "Recompute activations in the backward pass instead of keeping them: `block` keeps what "
+           "enters each residual block, `stage` only what enters each stage. The gradients stay "
+           "the same."),
 
     BOOL("cudnn.benchmark", cudnn.benchmark, "true",
-        "CUDA: time the candidate implementations of each convolution and take the fastest, instead of cuDNN's first proposal."),
+         "CUDA: time the candidate implementations of each convolution and take the fastest, "
+         "instead of cuDNN's first proposal."),
     INT("cudnn.workspace_mb", cudnn.workspace_mb, 1, 1e6, "1024", "MiB",
         "Most workspace that one launch may ask for."),
 
     PATH("run.out", run.out,
-        "Run directory; `--out` wins. Empty: `runs/<cfg>-<date>-<time>` in the current folder."),
+         "Run directory; `--out` wins. Empty: `runs/<cfg>-<date>-<time>` in the current folder."),
     INT("run.log_every", run.log_every, 1, 1e9, "50", "steps",
         "Steps between two records of `metrics.jsonl`."),
     INT("run.eval_every", run.eval_every, 0, 1e6, "1", "epochs",
         "Epochs between two evaluations; there is always one at the end. 0: only there."),
     INT("run.save_every", run.save_every, 0, 1e6, "0", "epochs",
-        "Epochs between two saves of `checkpoints/epoch-NNNN`. 0: none. `checkpoints/best` (after an evaluation) and `checkpoints/last` (at the end) are always written."),
+        "Epochs between two saves of `checkpoints/epoch-NNNN`. 0: none. `checkpoints/best` (after "
+        "an evaluation) and `checkpoints/last` (at the end) are always written."),
 };
 /* clang-format on */
 const int cfg_n_keys = sizeof cfg_keys / sizeof cfg_keys[0];
-_Static_assert(sizeof cfg_keys / sizeof cfg_keys[0] <= CFG_MAX_KEYS, "cfg.origin has room for every key");
+_Static_assert(sizeof cfg_keys / sizeof cfg_keys[0] <= CFG_MAX_KEYS,
+               "cfg.origin has room for every key");
 
 const char *cfg_choices(const cfg_key *k, char buf[512])
 {

@@ -65,7 +65,8 @@ static int section_length(const cfg_key *k)
 static bool starts_section(int i)
 {
     int n = section_length(&cfg_keys[i]);
-    return n && (i == 0 || section_length(&cfg_keys[i - 1]) != n || strncmp(cfg_keys[i - 1].name, cfg_keys[i].name, (size_t)n));
+    return n && (i == 0 || section_length(&cfg_keys[i - 1]) != n ||
+                 strncmp(cfg_keys[i - 1].name, cfg_keys[i].name, (size_t)n));
 }
 
 static const char *short_name(const cfg_key *k)
@@ -128,15 +129,20 @@ static const char intro[] =
     "batch = 256              # a comment begins with # or ;\n"
     "```\n"
     "\n"
-    "On the command line `section.key=value` wins over the file: `dnnrun train resnet50.cfg train.batch=128`.\n"
+    "On the command line `section.key=value` wins over the file: `dnnrun train resnet50.cfg "
+    "train.batch=128`.\n"
     "\n"
-    "A key that is not listed here, one given twice, a value of the wrong type or out of its range is an error that\n"
-    "names the line and the nearest right name. `dnnrun train CFG --dry-run` prints every key with its value.\n"
+    "A key that is not listed here, one given twice, a value of the wrong type or out of its range "
+    "is an error that\n"
+    "names the line and the nearest right name. `dnnrun train CFG --dry-run` prints every key with "
+    "its value.\n"
     "\n"
-    "**Cfg files.** `dnnrun train resnet50.cfg` takes the file of that name in the current folder, else the one that came\n"
+    "**Cfg files.** `dnnrun train resnet50.cfg` takes the file of that name in the current folder, "
+    "else the one that came\n"
     "with dnnrun.\n"
     "\n"
-    "**Paths** are relative to the current folder, as on the command line. One that begins with `@cfg/` is relative to the\n"
+    "**Paths** are relative to the current folder, as on the command line. One that begins with "
+    "`@cfg/` is relative to the\n"
     "folder of the cfg file.\n"
     "\n"
     "**Lists** of numbers are separated by blanks or commas.\n";

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 dnr_status tool_fail(dnr_error *err, dnr_status status, const char *where, const char *fmt, ...)
 {
@@ -32,8 +33,10 @@ dnr_status tool_lib_error(dnr_error *err, const char *where, const char *what)
 {
     const dnr_error *e = dnr_last_error();
     err->status = e->status;
-    snprintf(err->where, sizeof err->where, "%.56s%s%.36s", where ? where : "", where ? ", " : "", e->where);
-    snprintf(err->what, sizeof err->what, "%.100s%s%.530s", what ? what : "", what ? ": " : "", e->what);
+    snprintf(err->where, sizeof err->where, "%.56s%s%.36s", where ? where : "", where ? ", " : "",
+             e->where);
+    snprintf(err->what, sizeof err->what, "%.100s%s%.530s", what ? what : "", what ? ": " : "",
+             e->what);
     snprintf(err->remedy, sizeof err->remedy, "%s", e->remedy);
     return err->status;
 }
@@ -68,7 +71,8 @@ int tool_distance(const char *a, const char *b)
 const char *tool_nearest(const char *wrong, const char *const names[], int n)
 {
     const char *best = NULL;
-    int least = (int)strnlen(wrong, NAME_MAX_LEN) / 3 + 1; /* still near: a third of the letters, and one */
+    int least =
+        (int)strnlen(wrong, NAME_MAX_LEN) / 3 + 1; /* still near: a third of the letters, and one */
     for (int i = 0; i < n; i++) {
         int d = tool_distance(wrong, names[i]);
         if (d < least || (d == least && !best)) {
@@ -127,14 +131,18 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
         default: {
             /* optopt is the letter of a short option; a long one is the last word taken */
             char wrong[64];
-            if (optopt && optopt != '?' && !strchr(argv[optind - 1], '=') && argv[optind - 1][1] != '-')
+            if (optopt && optopt != '?' && !strchr(argv[optind - 1], '=') &&
+                argv[optind - 1][1] != '-')
                 snprintf(wrong, sizeof wrong, "-%c", optopt);
             else
-                snprintf(wrong, sizeof wrong, "%.*s", (int)strcspn(argv[optind - 1], "="), argv[optind - 1]);
+                snprintf(wrong, sizeof wrong, "%.*s", (int)strcspn(argv[optind - 1], "="),
+                         argv[optind - 1]);
             tool_fail(err, DNR_EUSAGE, "command line", "%s has no option %s", argv[0], wrong);
             const char *near = wrong[1] == '-' ? tool_nearest(wrong + 2, names, n) : NULL;
             return near ? tool_remedy(err, "did you mean --%s? See dnnrun %s --help", near, argv[0])
-                        : tool_remedy(err, "see dnnrun %s --help; cfg keys are set as section.key=value", argv[0]);
+                        : tool_remedy(err,
+                                      "see dnnrun %s --help; cfg keys are set as section.key=value",
+                                      argv[0]);
         }
         }
     }
@@ -144,6 +152,16 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
         a->n_set = argc - optind - 1;
     }
     return DNR_OK;
+}
+
+dnr_status tool_need_cfg(const tool_args *a, const char *command, dnr_error *err)
+{
+    if (a->cfg && (!strchr(a->cfg, '=') || access(a->cfg, F_OK) == 0))
+        return DNR_OK;
+    tool_fail(err, DNR_EUSAGE, "command line", "%s needs a cfg%s%.200s", command,
+              a->cfg ? " before " : "", a->cfg ? a->cfg : "");
+    return tool_remedy(err, "for example dnnrun %s quickstart.cfg; see dnnrun %s --help", command,
+                       command);
 }
 
 /* ---------------------------------------------------------------- formats */

@@ -50,6 +50,8 @@ typedef struct tool_args {
 
 /* `argv[0]` is the command's name. Permutes argv. */
 dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_error *err);
+/* Fails where no CFG was given. */
+dnr_status tool_need_cfg(const tool_args *a, const char *command, dnr_error *err);
 
 /* ---- commands */
 
@@ -67,8 +69,8 @@ dnr_status cmd_config_doc(int argc, char **argv, dnr_error *err);
 
 /* ---- formats; each returns buf */
 
-const char *tool_bytes(double bytes, char buf[32]);     /* "12.3 MiB" */
-const char *tool_thousands(int64_t n, char buf[32]);    /* "1,281,167" */
+const char *tool_bytes(double bytes, char buf[32]);      /* "12.3 MiB" */
+const char *tool_thousands(int64_t n, char buf[32]);     /* "1,281,167" */
 const char *tool_duration(double seconds, char buf[32]); /* "1:02:03", "4:05", "7.2 s" */
 double tool_now(void);                                   /* seconds, monotonic */
 

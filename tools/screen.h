@@ -1,0 +1,19 @@
+/* screen.h: one live line on a terminal, plain lines elsewhere, and the library's remarks between them. */
+#ifndef SCREEN_H
+#define SCREEN_H
+
+#include "dnnrun.h"
+
+/* A line to stdout; a live line makes room for it. */
+void screen_print(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Where a terminal is: replaces the live line, ten times a second at most. Elsewhere: prints a line, each 5 s at
+ * most. `now` in seconds. */
+void screen_live(double now, const char *line);
+/* Is it time for another? Lets the caller save the work of making the line. */
+bool screen_due(double now);
+/* Leaves the live line behind, before something else writes to stderr. */
+void screen_end(void);
+/* For dnr_set_log: to stderr. */
+void screen_log(void *user, dnr_log_level level, const char *line);
+
+#endif

@@ -1,0 +1,26 @@
+/* session.h: what a cfg describes, opened: device, data, model. */
+#ifndef SESSION_H
+#define SESSION_H
+
+#include "config.h"
+
+enum { SESSION_TRAIN = 1, SESSION_VAL = 2 }; /* data to open */
+
+typedef struct session {
+    cfg cfg;
+    dnr_device *dev;
+    dnr_source *train, *val; /* NULL where not asked for, or data.val is empty */
+    dnr_loader *train_loader, *val_loader;
+    dnr_trainer *trainer;
+    double lr;            /* peak, scaled to the global batch */
+    int64_t global_batch; /* samples of a step */
+    int64_t epoch_samples, total_samples;
+    int64_t steps; /* of the whole run */
+} session;
+
+/* Opens what s->cfg describes. With SESSION_VAL alone the trainer only evaluates; without SESSION_TRAIN an epoch counts
+ * as one step. On failure, close it all the same. */
+dnr_status session_open(session *s, int data, dnr_error *err);
+void session_close(session *s);
+
+#endif

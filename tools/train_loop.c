@@ -1,0 +1,337 @@
+/* train_loop.c: the steps of a run. The library describes each step one step late, so that nothing waits for the
+ * device; `seen` counts the steps that it has described. */
+#include "train_loop.h"
+#include "screen.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+
+enum {
+    LOST_STEPS =
+        50, /* useless steps in a row that end a run: more than any loss scale needs to come down */
+    BAD_SHOWN =
+        10, /* bad pictures named on the screen at the end of an epoch; all are in metrics.jsonl */
+};
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int sig)
+{
+    stop_signal = sig;
+}
+
+/* The second signal kills: a run that does not come to its next step must not be immortal. */
+static void catch_signals(void)
+{
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART | (int)SA_RESETHAND};
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+    sigaction(SIGUSR1, &sa, NULL);
+}
+
+/* Sums over some steps; a live line fades old ones out. */
+typedef struct sums {
+    double steps, loss, top1, top5, samples, seconds, waited;
+} sums;
+
+typedef struct loop {
+    session *s;
+    rundir *dir;
+    dnr_error *err;
+    dnr_metrics m;  /* of step `seen` */
+    int64_t seen;   /* steps described */
+    int64_t epochs; /* completed */
+    sums window;    /* since the last record */
+    sums recent;    /* what the live line shows */
+    double started, eval_seconds;
+    double last_time, last_wait; /* when the last step was described; the loader's wait then */
+    int evals;
+    double best; /* top-1 so far; < 0: none */
+    int64_t best_epoch;
+    dnr_eval_result last;
+    int64_t bad[2];  /* pictures reported, training and validation */
+    int64_t useless; /* steps in a row without a finite loss, or skipped */
+} loop;
+
+static double epoch_of(const loop *l, int64_t samples)
+{
+    return (double)samples / (double)l->s->epoch_samples;
+}
+
+static void add(sums *a, const sums *b)
+{
+    a->steps += b->steps;
+    a->loss += b->loss;
+    a->top1 += b->top1;
+    a->top5 += b->top5;
+    a->samples += b->samples;
+    a->seconds += b->seconds;
+    a->waited += b->waited;
+}
+
+static void fade(sums *a, double keep)
+{
+    const sums old = *a;
+    *a = (sums){keep * old.steps,   keep * old.loss,    keep * old.top1,  keep * old.top5,
+                keep * old.samples, keep * old.seconds, keep * old.waited};
+}
+
+/* ---------------------------------------------------------------- progress */
+
+static double seconds_left(const loop *l)
+{
+    const session *s = l->s;
+    double train = tool_now() - l->started - l->eval_seconds, left;
+    left = train / (double)l->seen * (double)(s->steps - l->seen);
+    if (l->evals) {
+        int64_t every = s->cfg.run.eval_every;
+        double epochs =
+            (double)(s->steps - l->seen) * (double)s->global_batch / (double)s->epoch_samples;
+        left += l->eval_seconds / l->evals * (every ? ceil(epochs / (double)every) : 1);
+    }
+    return left;
+}
+
+static void show_progress(const loop *l, double now)
+{
+    const session *s = l->s;
+    const sums *r = &l->recent;
+    char line[256], speed[32], eta[32];
+    int64_t epoch = (l->m.samples - 1) / s->epoch_samples + 1;
+    double waited = r->seconds > 0 ? r->waited / r->seconds : 0;
+    snprintf(line, sizeof line,
+             "epoch %lld/%lld  step %lld/%lld  loss %.4f  acc %.1f %%  lr %.4g  %s images/s  data "
+             "%.0f %%%s  eta %s",
+             (long long)(epoch < s->cfg.train.epochs ? epoch : s->cfg.train.epochs),
+             (long long)s->cfg.train.epochs, (long long)l->m.step, (long long)s->steps,
+             r->loss / r->steps, 100 * r->top1 / r->steps, l->m.lr,
+             tool_thousands((int64_t)(r->samples / fmax(r->seconds, 1e-9)), speed), 100 * waited,
+             waited > 0.2 ? " (loader-bound)" : "", tool_duration(seconds_left(l), eta));
+    screen_live(now, line);
+}
+
+static dnr_status write_record(loop *l)
+{
+    const dnr_metrics *m = &l->m;
+    const sums *w = &l->window;
+    json_t *j = json_pack(
+        "{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "event", "train",
+        "step", (json_int_t)m->step, "epoch", rundir_real(epoch_of(l, m->samples)), "samples",
+        (json_int_t)m->samples, "loss", rundir_real(w->loss / w->steps), "top1",
+        rundir_real(w->top1 / w->steps), "top5", rundir_real(w->top5 / w->steps), "lr",
+        rundir_real(m->lr), "images_per_s", rundir_real(w->samples / w->seconds), "data_wait",
+        rundir_real(w->waited / w->seconds), "loss_scale", rundir_real(m->loss_scale), "skipped",
+        (json_int_t)m->skipped, "grad_norm",
+        l->s->cfg.train.clip_norm > 0 ? rundir_real(m->grad_norm) : json_null(), "seconds",
+        rundir_real(tool_now() - l->started));
+    l->window = (sums){0};
+    return rundir_record(l->dir, j, l->err);
+}
+
+static dnr_status lost(loop *l)
+{
+    tool_fail(l->err, DNR_EFAIL, "training",
+              "the last %d steps, up to step %lld, had no finite loss or gradient", LOST_STEPS,
+              (long long)l->m.step);
+    return tool_remedy(l->err, "lower optim.lr or lengthen optim.warmup; set train.clip_norm; or "
+                               "train.precision=bf16 or fp32");
+}
+
+/* Takes note of a described step. */
+static dnr_status note(loop *l, const dnr_metrics *m)
+{
+    if (m->step <= l->seen)
+        return DNR_OK;
+    dnr_loader_stats stats;
+    double now = tool_now();
+    dnr_loader_get_stats(l->s->train_loader, &stats);
+    sums one = {1,
+                m->loss,
+                m->top1,
+                m->top5,
+                (double)(m->samples - l->m.samples),
+                now - l->last_time,
+                stats.wait_s - l->last_wait};
+    l->useless = !isfinite(m->loss) || m->skipped > l->m.skipped ? l->useless + 1 : 0;
+    l->m = *m;
+    l->seen = m->step;
+    l->last_time = now;
+    l->last_wait = stats.wait_s;
+    add(&l->window, &one);
+    fade(&l->recent, 0.97);
+    if (!isfinite(l->recent.loss))
+        l->recent = (sums){0};
+    add(&l->recent, &one);
+    if (l->useless >= LOST_STEPS)
+        return lost(l);
+    if (screen_due(now))
+        show_progress(l, now);
+    return m->step % l->s->cfg.run.log_every == 0 ? write_record(l) : DNR_OK;
+}
+
+/* Waits until all steps are done and noted. */
+static dnr_status catch_up(loop *l)
+{
+    dnr_metrics m;
+    dnr_error *err = l->err;
+    dnr_status st;
+    TOOL_LIB(st, dnr_trainer_finish(l->s->trainer, &m));
+    TOOL_TRY(st, note(l, &m));
+out:
+    return st;
+}
+
+/* ---------------------------------------------------------------- ends of epochs */
+
+/* Names the bad pictures met since the last report. */
+static dnr_status report_bad(loop *l, dnr_loader *loader, int which)
+{
+    static const char *const names[] = {"data.train", "data.val"};
+    dnr_loader_stats stats;
+    if (!loader)
+        return DNR_OK;
+    dnr_loader_get_stats(loader, &stats);
+    if (stats.bad <= l->bad[which])
+        return DNR_OK;
+    json_t *list = json_array();
+    screen_print("%s: %lld bad picture%s so far, %s:", names[which], (long long)stats.bad,
+                 stats.bad == 1 ? "" : "s", which ? "not counted" : "replaced by others");
+    for (int64_t i = l->bad[which]; i < stats.bad; i++) {
+        const dnr_bad_sample *b = &stats.bad_list[i];
+        if (i - l->bad[which] < BAD_SHOWN)
+            screen_print("  %s: %s", b->name, b->reason);
+        json_array_append_new(list,
+                              json_pack("{s:o, s:o, s:I}", "name", rundir_text(b->name), "reason",
+                                        rundir_text(b->reason), "times", (json_int_t)b->times));
+    }
+    if (stats.bad - l->bad[which] > BAD_SHOWN)
+        screen_print("  … all of them are in %s/metrics.jsonl", l->dir->path);
+    l->bad[which] = stats.bad;
+    return rundir_record(l->dir,
+                         json_pack("{s:s, s:s, s:I, s:I, s:o}", "event", "bad_pictures", "source",
+                                   names[which], "step", (json_int_t)l->seen, "count",
+                                   (json_int_t)stats.bad, "new", list),
+                         l->err);
+}
+
+static dnr_status evaluate(loop *l)
+{
+    session *s = l->s;
+    dnr_error *err = l->err;
+    dnr_eval_result r;
+    dnr_status st;
+    double begun = tool_now();
+    TOOL_LIB(st, dnr_trainer_eval(s->trainer, s->val_loader, &r));
+    double seconds = tool_now() - begun, n = (double)r.images;
+    double top1 = (double)r.correct1 / n, top5 = (double)r.correct5 / n;
+    l->last = r;
+    l->evals++;
+    l->eval_seconds += seconds;
+    screen_print("epoch %lld/%lld: accuracy %.2f %% (top-5 %.2f %%), loss %.4f, on %lld pictures",
+                 (long long)l->epochs, (long long)s->cfg.train.epochs, 100 * top1, 100 * top5,
+                 r.loss, (long long)r.images);
+    TOOL_TRY(st, rundir_record(l->dir,
+                               json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o}",
+                                         "event", "eval", "step", (json_int_t)l->seen, "epoch",
+                                         rundir_real(epoch_of(l, l->m.samples)), "samples",
+                                         (json_int_t)l->m.samples, "top1", rundir_real(top1),
+                                         "top5", rundir_real(top5), "loss", rundir_real(r.loss),
+                                         "images", (json_int_t)r.images, "correct1",
+                                         (json_int_t)r.correct1, "correct5", (json_int_t)r.correct5,
+                                         "seconds", rundir_real(seconds)),
+                               err));
+    TOOL_TRY(st, report_bad(l, s->val_loader, 1));
+    if (top1 > l->best) {
+        l->best = top1;
+        l->best_epoch = l->epochs;
+        TOOL_TRY(st, rundir_save(l->dir, s->trainer, "best", err));
+    }
+    l->last_time = tool_now(); /* the time of an evaluation is not the next step's */
+out:
+    return st;
+}
+
+/* After `done` steps: what falls due at the end of an epoch, or of the run. */
+static dnr_status after_step(loop *l, int64_t done)
+{
+    const cfg *c = &l->s->cfg;
+    bool end = done == l->s->steps;
+    int64_t before = l->epochs, epochs = done * l->s->global_batch / l->s->epoch_samples;
+    int64_t ev = c->run.eval_every, sv = c->run.save_every;
+    dnr_status st = DNR_OK;
+    epochs = epochs < c->train.epochs ? epochs : c->train.epochs;
+    if (epochs == before && !end)
+        return DNR_OK;
+    l->epochs = epochs;
+    TOOL_TRY(st, report_bad(l, l->s->train_loader, 0));
+    if (l->s->val && (end || (ev && epochs / ev > before / ev))) {
+        TOOL_TRY(st, catch_up(l));
+        TOOL_TRY(st, evaluate(l));
+    }
+    if (sv && epochs / sv > before / sv) {
+        char name[32];
+        snprintf(name, sizeof name, "epoch-%04lld", (long long)epochs);
+        TOOL_TRY(st, catch_up(l));
+        TOOL_TRY(st, rundir_save(l->dir, l->s->trainer, name, l->err));
+        l->last_time = tool_now();
+    }
+out:
+    return st;
+}
+
+static void summary(const loop *l)
+{
+    const session *s = l->s;
+    char time[32], eval_time[32];
+    double seconds = tool_now() - l->started;
+    screen_print("trained %lld steps in %s (%s of it evaluation)", (long long)l->seen,
+                 tool_duration(seconds, time), tool_duration(l->eval_seconds, eval_time));
+    if (l->evals)
+        screen_print("accuracy %.2f %% (%lld of %lld), best %.2f %% after epoch %lld",
+                     100 * (double)l->last.correct1 / (double)l->last.images,
+                     (long long)l->last.correct1, (long long)l->last.images, 100 * l->best,
+                     (long long)l->best_epoch);
+    else
+        screen_print("accuracy on training pictures %.2f %%; set data.val for one that counts",
+                     100 * l->recent.top1 / l->recent.steps);
+    screen_print("the run lies in %s; dnnrun eval %s%s", l->dir->path, l->dir->path,
+                 s->val ? "" : " data.val=FOLDER");
+}
+
+dnr_status train_loop(session *s, rundir *dir, dnr_error *err)
+{
+    loop l = {.s = s, .dir = dir, .err = err, .best = -1};
+    int64_t done = 0;
+    dnr_metrics m;
+    dnr_status st = DNR_OK;
+    catch_signals();
+    l.started = l.last_time = tool_now();
+    while (done < s->steps && !stop_signal) {
+        TOOL_LIB(st, dnr_trainer_step(s->trainer, s->train_loader, &m));
+        done++;
+        TOOL_TRY(st, note(&l, &m));
+        TOOL_TRY(st, after_step(&l, done));
+    }
+    if (done)
+        TOOL_TRY(st, catch_up(&l));
+    if (l.window.steps > 0)
+        TOOL_TRY(st, write_record(&l));
+    TOOL_TRY(st, report_bad(&l, s->train_loader, 0));
+    TOOL_TRY(st, rundir_save(dir, s->trainer, "last", err));
+    if (done < s->steps) {
+        TOOL_TRY(st, rundir_record(dir,
+                                   json_pack("{s:s, s:I, s:I, s:s}", "event", "stopped", "step",
+                                             (json_int_t)l.seen, "samples", (json_int_t)l.m.samples,
+                                             "signal", strsignal(stop_signal)),
+                                   err));
+        screen_print("stopped after step %lld of %lld (%s); weights saved in %s/checkpoints/last",
+                     (long long)l.seen, (long long)s->steps, strsignal(stop_signal), dir->path);
+        st = DNR_STOPPED;
+        goto out;
+    }
+    summary(&l);
+out:
+    return st;
+}
