@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""What PyTorch computes on the parity cases of tests/test_parity.c; see common.py for how the inputs arise.
+
+    models.py                          exact cases in fp64 -> models.json; rounding cases on the CPU -> rounding_cpu.json
+    models.py --device cuda --out DIR  rounding cases on the GPU -> DIR/rounding_cuda.json
+
+models.json holds PyTorch's fp64 results: of an exact case the loss of step 1, losses (per sample) and logits of its last
+micro-batch, gradients and running statistics; loss and weights of step 5, and logits in evaluation mode after it. Of a
+rounding case (step 1 only) enough to pin the truth. rounding_*.json hold PyTorch's own error: for each tensor of step 1 the relative norm of its difference from fp64,
+root mean square over the case's draws of weights, pictures and labels. Losses are kept per sample and errors averaged
+over draws so that no single lucky number decides. The draws of a rounding case are the three of the first 32 whose
+kink_margin is largest: a ReLU input or a tie of the max pool so near that fp32 falls on the other side of it changes
+gradients by 1e-3 and would make the comparison a matter of chance (--select prints the margins).
+"""
+
+import argparse
+import json
+import os
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import common
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LOSS_SCALE = 1024.0  # of fp16: below the initial 65536, so that no draw overflows
+LR = [0.05, 0.04, 0.03, 0.02, 0.01]
+PLAIN = dict(stem="cifar", classes=10, accumulate=1, smoothing=0.0, momentum=0.9, weight_decay=5e-4,
+             decay_norm_bias=True, nesterov=False, clip_norm=0.0, lr=LR, projections=16, draws=[0])  # fmt: skip
+EVERYTHING = dict(smoothing=0.1, accumulate=2, decay_norm_bias=False, nesterov=True, clip_norm=1.0)
+
+
+def case(name, model, batch, image, **options):
+    return dict(PLAIN, name=name, model=model, batch=batch, image=image, **options)
+
+
+EXACT = [
+    case("resnet20", "resnet20", 8, 16),
+    case("resnet20 smoothing", "resnet20", 8, 16, smoothing=0.1, projections=8),
+    case("resnet20 accumulate", "resnet20", 4, 16, accumulate=2, projections=8),
+    case("resnet20 no decay of norm and bias", "resnet20", 8, 16, decay_norm_bias=False, weight_decay=0.05, projections=8),
+    case("resnet20 nesterov", "resnet20", 8, 16, nesterov=True, projections=8),
+    case("resnet20 clip", "resnet20", 8, 16, clip_norm=1.0, projections=8),
+    case("resnet18", "resnet18", 4, 64, stem="imagenet"),
+    case("resnet18 everything", "resnet18", 8, 32, stem="imagenet", **EVERYTHING),
+    case("resnet18 cifar stem", "resnet18", 4, 16),
+    case("resnet50", "resnet50", 4, 64, stem="imagenet"),
+]
+ONE = dict(projections=4, lr=LR[:1])
+ROUNDING = [
+    case("resnet20 rounding", "resnet20", 16, 32, draws=[12, 18, 27], **ONE),
+    case("resnet18 rounding", "resnet18", 8, 64, stem="imagenet", draws=[22, 16, 29], **ONE),
+    case("resnet50 rounding", "resnet50", 4, 64, stem="imagenet", draws=[7, 16, 13], **ONE),
+]
+PRECISIONS = {"cpu": ["fp32", "bf16"], "cuda": ["fp32", "tf32", "fp16", "bf16"]}
+
+
+def kink_margin(c, draw):
+    """How near ReLU and max pool come to a kink in the first forward pass, relative to the rms of their input."""
+    margins = []
+
+    def watch(module, args):
+        x = args[0]
+        gap = x.abs()
+        if isinstance(module, torch.nn.MaxPool2d):
+            windows = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 2).unfold(3, 3, 2).flatten(4)
+            first, second = windows.topk(2, -1).values.unbind(-1)
+            gap = (first - second)[second > 0]
+        margins.append((gap.min() / x.pow(2).mean().sqrt()).item())
+
+    model = common.make_model(c["model"], c["classes"], c["stem"])
+    common.fill(model, draw)
+    for m in model.modules():
+        if isinstance(m, (torch.nn.ReLU, torch.nn.MaxPool2d)):
+            m.register_forward_pre_hook(watch)
+    with torch.no_grad():
+        model.double().train()(common.batch(draw, 0, c["batch"], c["image"], c["classes"])[0])
+    return min(margins)
+
+
+def train(c, draw, precision="fp64", device="cpu"):
+    """Runs the steps of a case; returns its tensors by name."""
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    scale = LOSS_SCALE if precision == "fp16" else 1.0
+    model = common.make_model(c["model"], c["classes"], c["stem"])
+    common.fill(model, draw)
+    model.to(device, dtype, memory_format=torch.channels_last).train()
+    decayed = [p for p in model.parameters() if c["decay_norm_bias"] or p.ndim > 1]
+    others = [p for p in model.parameters() if not c["decay_norm_bias"] and p.ndim == 1]
+    opt = torch.optim.SGD([dict(params=decayed, weight_decay=c["weight_decay"]), dict(params=others)], lr=1.0,
+                          momentum=c["momentum"], nesterov=c["nesterov"])  # fmt: skip
+    n, out, position = c["batch"], {}, 0
+
+    def pictures():
+        x, y = common.batch(draw, position, n, c["image"], c["classes"], dtype)
+        return x.to(device, memory_format=torch.channels_last), y.to(device)
+
+    for step, lr in enumerate(c["lr"]):
+        total = 0.0
+        opt.zero_grad()
+        for _ in range(c["accumulate"]):
+            x, y = pictures()
+            position += n
+            with torch.autocast(device, half, enabled=half is not None):
+                z = model(x)
+                loss = F.cross_entropy(z, y, reduction="none", label_smoothing=c["smoothing"])
+            (loss.mean() / c["accumulate"] * scale).backward()
+            total += loss.mean().item() / c["accumulate"]
+        for p in model.parameters():
+            p.grad /= scale
+        if step == 0:
+            out["loss"], out["losses"], out["logits"] = torch.tensor(total, dtype=torch.float64), loss.detach(), z.detach()
+            out.update({f"grad/{k}": p.grad.clone() for k, p in model.named_parameters()})
+            out.update({f"running/{k}": b.clone() for k, b in model.named_buffers() if "running" in k})
+        if c["clip_norm"]:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c["clip_norm"])
+            assert norm > c["clip_norm"], f"{c['name']}: a gradient of norm {norm} is not clipped"
+        for g in opt.param_groups:
+            g["lr"] = lr
+        opt.step()
+    if len(c["lr"]) > 1:
+        out["loss/last"] = torch.tensor(total, dtype=torch.float64)
+        out.update({f"weight/{k}": p.detach() for k, p in model.named_parameters()})
+        model.eval()
+        with torch.no_grad():
+            out["logits/eval"] = model(pictures()[0])
+    return out
+
+
+def pack(t, projections):
+    """A tensor as it is stored: whole where small, else its norm and projections."""
+    a = t.double().cpu().contiguous().numpy().ravel()
+    if a.size <= 16 or t.ndim == 2 and a.size <= 80:
+        return dict(values=[float(f"{v:.12g}") for v in a])
+    return dict(norm=float(f"{np.linalg.norm(a):.12g}"), proj=[float(f"{v:.10g}") for v in common.project(a, projections)])
+
+
+def write(path, head, cases):
+    """JSON with one tensor a line."""
+    with open(path, "w") as f:
+        f.write(json.dumps(dict(head, torch=torch.__version__))[:-1] + ', "cases": [\n')
+        for i, c in enumerate(cases):
+            tensors = c.pop("tensors")
+            f.write((",\n" if i else "") + json.dumps(c)[:-1] + ', "tensors": {\n')
+            f.write(",\n".join(f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in tensors.items()))
+            f.write("}}")
+        f.write("\n]}\n")
+
+
+def exact():
+    cases = []
+    for c in EXACT + ROUNDING:
+        print(c["name"], flush=True)
+        cases.append(dict(c, tensors={k: pack(t, c["projections"]) for k, t in train(c, c["draws"][0]).items()}))
+    return cases
+
+
+def rounding(device):
+    cases = []
+    for c in ROUNDING:
+        truth = [train(c, d, device=device) for d in c["draws"]]
+        for precision in PRECISIONS[device]:
+            runs = [train(c, d, precision, device) for d in c["draws"]]
+            rms = {k: np.sqrt(np.mean([common.error(r[k], t[k]) ** 2 for r, t in zip(runs, truth)])) for k in truth[0] if k != "loss"}
+            print(f"{c['name']} {precision}: median error {np.median(list(rms.values())):.2e}", flush=True)
+            cases.append(dict(name=c["name"], precision=precision, tensors={k: float(f"{e:.4g}") for k, e in rms.items()}))
+    return cases
+
+
+if __name__ == "__main__":
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    ap.add_argument("--out", default=HERE, help="folder to write into")
+    ap.add_argument("--select", action="store_true", help="print the kink margins of 32 draws of each rounding case")
+    args = ap.parse_args()
+    if args.select:
+        for c in ROUNDING:
+            print(c["name"], *[f"{m:.1e}:{d}" for m, d in sorted(((kink_margin(c, d), d) for d in range(32)), reverse=True)])
+        raise SystemExit
+    if args.device == "cpu":
+        write(os.path.join(args.out, "models.json"), {}, exact())
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    head = dict(device=name, loss_scale=LOSS_SCALE)
+    write(os.path.join(args.out, f"rounding_{args.device}.json"), head, rounding(args.device))
