@@ -5,8 +5,7 @@
 #include "layers.h"
 
 /* An add read by nothing but the dy of one norm.bwd becomes that norm.bwd's dy and dy2: the sum of
- * a residual gradient is then never written. Run it before the recompute rewrite or after, as
- * suits. */
+ * a residual gradient is then never written. */
 dnr_status dnri_fuse_gradient_add(dnr_graph *g);
 
 #endif
