@@ -93,10 +93,14 @@ typedef struct dnr_source_opts {
     int synthetic_image;   /* their side in pixels; 0 = 224 */
 } dnr_source_opts;
 
-/* `path`: a folder of class folders; a flat folder (with class_map); tar shards
- * "x-{000000..000009}.tar" or one "x.tar" (WebDataset: KEY.jpg + KEY.cls); or "synthetic".
- * DNR_EDATA when missing or empty, when labels are out of range or the number of classes differs.
- * `opts` may be NULL. */
+/* `path` is one of
+ *     DIR                     class folders, numbered as torchvision's ImageFolder numbers them
+ *     DIR with class_map      a flat folder; CLASS is a number, or a name (numbered in sorted order)
+ *     x-{000000..000009}.tar  shards, or one x.tar: WebDataset (KEY.jpg + KEY.cls) or class folders
+ *     x.tar:FOLDER            what lies in FOLDER of a tar, such as "digits.tar:train"
+ *     synthetic               made-up pictures
+ * Tars are plain (not compressed) and read in place. DNR_EDATA when missing or empty, when labels are
+ * out of range or the number of class folders differs. `opts` may be NULL. */
 dnr_status dnr_source_open(const char *path, const dnr_source_opts *opts, dnr_source **out);
 void dnr_source_close(dnr_source *src);
 int64_t dnr_source_count(const dnr_source *src);
@@ -122,10 +126,11 @@ typedef struct dnr_loader_opts {
     bool shuffle;  /* of a training stream */
     uint64_t seed;
     int64_t start; /* position in the stream of the first sample of the first batch */
-    int rank,
-        world; /* batches of consecutive positions are dealt to the ranks in turn; world 0 = 1 */
+    /* Batches of consecutive positions are dealt to the ranks in turn; world 0 = 1. In a validation
+     * pass all ranks get as many batches, so the last may be empty. */
+    int rank, world;
     dnr_crop crop;
-    int resize;                    /* DNR_CROP_CENTER: shorter side before the crop; 0 = `image` */
+    int resize;                    /* CENTER, PAD: shorter side before the crop; 0 = `image` */
     int pad;                       /* DNR_CROP_PAD: pixels on each side */
     bool flip;                     /* mirror each training picture with probability 1/2 */
     double area_min, area_max;     /* DNR_CROP_RANDOM: share of the area; 0,0 = 0.08, 1 */
@@ -245,7 +250,7 @@ typedef struct dnr_trainer_opts {
     dnr_model_opts model;
     dnr_optim_opts optim;
     dnr_precision precision;
-    int64_t batch;      /* micro-batch of this rank; 0 = a trainer that only evaluates (set eval_batch) */
+    int64_t batch;      /* micro-batch of this rank; 0 = only evaluates (set eval_batch) */
     int64_t accumulate; /* micro-batches of a step; 0 = 1 */
     int image;          /* height and width */
     double mean[3],
