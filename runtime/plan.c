@@ -236,7 +236,8 @@ uint64_t dnri_plan_hash(const dnri_plan *p)
                 continue;
             const dnr_desc *d = dnri_desc(p->g, t);
             char text[64];
-            h = XXH64(dnri_desc_text(d, text), strlen(text), h + (uint64_t)k);
+            dnri_desc_text(d, text);
+            h = XXH64(text, strlen(text), h + (uint64_t)k);
         }
     }
     return h;
