@@ -72,9 +72,9 @@ void dnri_params_free(dnri_params *p);
  * is a new one after _seal. `*index` is its index in the table, in order of first use. */
 dnr_status dnri_params_add(dnri_params *p, const dnri_param *proto, int *index);
 int dnri_params_count(const dnri_params *p);
-const dnri_param *dnri_params_at(const dnri_params *p, int index);
-int dnri_params_find(const dnri_params *p, const char *name); /* -1: none */
-/* Lays out the slabs (sets offsets). Idempotent. */
+const dnri_param *dnri_params_at(const dnri_params *p, int index); /* valid until the next add */
+int dnri_params_find(const dnri_params *p, const char *name);      /* -1: none */
+/* Lays out the slabs (sets offsets); before it they have no elements. Idempotent. */
 void dnri_params_seal(dnri_params *p);
 int64_t dnri_params_flat(const dnri_params *p);    /* elements of a flat slab */
 int64_t dnri_params_buffers(const dnri_params *p); /* elements of BUFFER */
@@ -98,7 +98,8 @@ dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numer
 void dnri_store_free(dnri_store *s);
 size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, bool train, bool sums);
 /* Device address of a parameter in a slab; param = -1: of the whole slab. NULL where the slab is
- * absent. */
+ * absent.
+ * Norms work in the master type: as WEIGHT, their parameters are found in MASTER. */
 void *dnri_store_ptr(const dnri_store *s, dnri_role role, int param);
 
 /* Initial weights (He-normal …), zero momentum, fresh state. A pure function of (seed, name). */
