@@ -18,7 +18,7 @@ MAY = {
 }
 VENDOR = re.compile(r"^(cuda|cudnn|cublas|nccl|nvml|nvjpeg|cub/|mpi\.h|dnnl|oneapi/|omp\.h|jpeglib|turbojpeg|stb/)")
 VENDOR_ROOMS = re.compile(r"^(runtime|layers)/(cuda|cpu)/|^dist/|^data/")
-FEATURE = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(DNR_HAVE|DNR_CUDA|DNR_CPU|DNR_MPI|DNR_NCCL|__CUDACC__)")
+FEATURE = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(DNR_HAVE_\w+|DNR_CUDA|DNR_CPU|DNR_MPI|DNR_NCCL|__CUDACC__)\b")
 
 
 def folder(path):
