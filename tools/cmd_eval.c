@@ -67,7 +67,7 @@ static void print_result(const dnr_eval_result *r, bool as_json)
                           isfinite(r->loss) ? json_real(r->loss) : json_null(), "images",
                           (json_int_t)r->images, "correct1", (json_int_t)r->correct1, "correct5",
                           (json_int_t)r->correct5);
-    json_dumpf(j, stdout, 0);
+    json_dumpf(j, stdout, JSON_REAL_PRECISION(10));
     putchar('\n');
     json_decref(j);
 }

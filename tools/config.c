@@ -295,8 +295,13 @@ static char *next_line(char *buf, int size, void *user)
     while (n && isspace((unsigned char)p[n - 1]))
         n--;
     p[n] = 0;
-    if (*p == '[' && strchr(p, ']') && strchr(p, ']')[1]) {
+    const char *end = strchr(p, ']');
+    if (*p == '[' && end && end[1]) {
         refuse(r, "text after a section's name", "put it on a line of its own");
+        return NULL;
+    }
+    if (*p && (*p == '[' ? !end : !strpbrk(p, "=:"))) { /* inih would go on and report it last */
+        refuse(r, "neither [section] nor key = value", "see docs/cfg.md for the form of a cfg");
         return NULL;
     }
     if (n > INI_ROOM || (int)n + 2 > size) {
@@ -327,11 +332,8 @@ dnr_status cfg_read(cfg *c, FILE *f, const char *path, dnr_error *err)
     size_t n = strlen(base);
     n = n > 4 && !strcmp(base + n - 4, ".cfg") ? n - 4 : n;
     snprintf(c->name, sizeof c->name, "%.*s", (int)n, base);
-    int bad = ini_parse_stream(next_line, &r, on_key, &r);
-    if (r.status == DNR_OK && bad) {
-        r.line = bad > 0 ? bad : r.line;
-        refuse(&r, "neither [section] nor key = value", "see docs/cfg.md for the form of a cfg");
-    }
+    if (ini_parse_stream(next_line, &r, on_key, &r) != 0 && r.status == DNR_OK)
+        refuse(&r, "the line cannot be parsed", "see docs/cfg.md for the form of a cfg");
     free(r.text);
     return r.status;
 }

@@ -164,7 +164,7 @@ const cfg_key cfg_keys[] = {
     REALS("optim.milestones", optim.milestones, 0, 1e6, true, 0, "", "epochs",
           "Epochs at which `multistep` lowers the learning rate, in rising order, 16 at most: `30, "
           "60, 80`."),
-    POSITIVE("optim.power", optim.power, 100, "2", "", "Exponent of `poly`."),
+    POSITIVE("optim.power", optim.power, 100, "2", "", "Exponent of `poly`; 1 makes it `linear`."),
     POSITIVE("optim.pct_start", optim.pct_start, 0.9999, "0.3", "",
              "`onecycle`: share of the run spent rising."),
     POSITIVE("optim.div_factor", optim.div_factor, 1e9, "25", "",

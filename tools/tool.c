@@ -43,12 +43,18 @@ dnr_status tool_lib_error(dnr_error *err, const char *where, const char *what)
 
 /* ---------------------------------------------------------------- names */
 
-enum { NAME_MAX_LEN = 63 };
+enum { NAME_MAX_LEN = 63 }; /* what follows is not compared */
+
+static int name_length(const char *s)
+{
+    size_t n = strlen(s);
+    return n < NAME_MAX_LEN ? (int)n : NAME_MAX_LEN;
+}
 
 int tool_distance(const char *a, const char *b)
 {
     int d[3][NAME_MAX_LEN + 2]; /* rows i-2, i-1, i of the table */
-    int n = (int)strnlen(a, NAME_MAX_LEN), m = (int)strnlen(b, NAME_MAX_LEN);
+    int n = name_length(a), m = name_length(b);
     for (int j = 0; j <= m; j++)
         d[0][j] = j;
     for (int i = 1; i <= n; i++) {
@@ -71,8 +77,7 @@ int tool_distance(const char *a, const char *b)
 const char *tool_nearest(const char *wrong, const char *const names[], int n)
 {
     const char *best = NULL;
-    int least =
-        (int)strnlen(wrong, NAME_MAX_LEN) / 3 + 1; /* still near: a third of the letters, and one */
+    int least = name_length(wrong) / 3 + 1; /* still near: a third of the letters, and one */
     for (int i = 0; i < n; i++) {
         int d = tool_distance(wrong, names[i]);
         if (d < least || (d == least && !best)) {

@@ -1,0 +1,535 @@
+/* test_cli.c: the tool from outside: exit codes, messages, a short training, what it leaves behind. */
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "dnnrun.h"
+
+static char tool[1024];           /* path of the binary */
+static char *out_text, *err_text; /* of the last command */
+
+static char *slurp(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    char *text = NULL;
+    size_t size = 0, n;
+    char buf[4096];
+    if (!f)
+        return NULL;
+    FILE *m = open_memstream(&text, &size);
+    while ((n = fread(buf, 1, sizeof buf, f)) > 0)
+        fwrite(buf, 1, n, m);
+    fclose(f);
+    fclose(m);
+    return text;
+}
+
+static void sh(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static void sh(const char *fmt, ...)
+{
+    char command[4096];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(command, sizeof command, fmt, ap);
+    va_end(ap);
+    if (system(command) != 0)
+        fail_msg("failed: %s", command);
+}
+
+/* Runs the tool; returns its exit code. */
+static int dnnrun(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static int dnnrun(const char *fmt, ...)
+{
+    char args[2048], command[4096];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(args, sizeof args, fmt, ap);
+    va_end(ap);
+    snprintf(command, sizeof command, "'%s' %s >stdout.txt 2>stderr.txt </dev/null", tool, args);
+    int status = system(command);
+    free(out_text);
+    free(err_text);
+    out_text = slurp("stdout.txt");
+    err_text = slurp("stderr.txt");
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void has(const char *text, const char *part)
+{
+    if (!text || !strstr(text, part))
+        fail_msg("\"%s\" does not contain \"%s\"", text ? text : "(nothing)", part);
+}
+
+/* The command fails with `code`, one line of what and where, one of remedy. */
+static void fails(int code, const char *args, const char *what, const char *remedy)
+{
+    int got = dnnrun("%s", args);
+    if (got != code)
+        fail_msg("dnnrun %s: exit code %d, not %d; stderr: %s", args, got, code, err_text);
+    const char *message = strstr(err_text, "dnnrun: "), *second = strstr(err_text, "\n  remedy: ");
+    assert_non_null(message);
+    assert_non_null(second);
+    has(message, what);
+    has(second, remedy);
+    assert_non_null(strchr(message, '('));
+    assert_true(second[strlen("\n  remedy: ")] != '\n');
+}
+
+static bool have_cpu(void)
+{
+    static int known = -1;
+    if (known < 0)
+        known = dnnrun("plan quickstart.cfg device=cpu") != 6;
+    if (!known)
+        print_message("skipped: no CPU back end in this build\n");
+    return known;
+}
+#define NEEDS_CPU()                                                                                \
+    if (!have_cpu())                                                                               \
+    skip()
+
+static json_t *parse(const char *text)
+{
+    json_error_t e;
+    json_t *j = json_loads(text, 0, &e);
+    if (!j)
+        fail_msg("not JSON: %s: %s", e.text, text);
+    return j;
+}
+
+/* metrics.jsonl as a JSON array. */
+static json_t *metrics(const char *run)
+{
+    char path[1100], *save = NULL;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    char *text = slurp(path);
+    assert_non_null(text);
+    assert_true(*text && text[strlen(text) - 1] == '\n');
+    json_t *list = json_array();
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+        json_array_append_new(list, parse(line));
+    free(text);
+    return list;
+}
+
+static const char *text_of(const json_t *j, const char *key)
+{
+    const char *s = json_string_value(json_object_get(j, key));
+    assert_non_null(s);
+    return s;
+}
+
+static double number_of(const json_t *j, const char *key)
+{
+    const json_t *v = json_object_get(j, key);
+    if (!json_is_number(v))
+        fail_msg("\"%s\" is no number", key);
+    return json_number_value(v);
+}
+
+/* ---------------------------------------------------------------- usage */
+
+static void help_and_version(void **state)
+{
+    static const char *const names[] = {"train", "eval", "plan", "version"};
+    assert_int_equal(dnnrun("--help"), 0);
+    for (int i = 0; i < 4; i++)
+        has(out_text, names[i]);
+    assert_false(strstr(out_text, "config-doc")); /* not for users */
+    for (int i = 0; i < 4; i++) {
+        char example[32];
+        snprintf(example, sizeof example, "  dnnrun %s", names[i]);
+        assert_int_equal(dnnrun("%s --help", names[i]), 0);
+        has(out_text, example);
+        assert_string_equal(err_text, "");
+        char *first = strdup(out_text);
+        assert_int_equal(dnnrun("help %s", names[i]), 0);
+        assert_string_equal(first, out_text);
+        free(first);
+    }
+    assert_int_equal(dnnrun("train -h"), 0);
+    has(out_text, "docs/cfg.md");
+    has(out_text, "  train.batch                256                1 … 65536 pictures");
+    assert_int_equal(dnnrun("--version"), 0);
+    assert_string_equal(out_text, "dnnrun " DNR_VERSION "\n");
+    assert_int_equal(dnnrun("version"), 0);
+    has(out_text, "dnnrun " DNR_VERSION "\n");
+    has(out_text, "\ncpu   ");
+    has(out_text, "\ncuda  ");
+}
+
+static void wrong_usage(void **state)
+{
+    static const struct {
+        const char *args, *what, *remedy;
+    } t[] = {
+        {"", "no command given", "dnnrun train quickstart.cfg"},
+        {"trian", "there is no command trian", "did you mean dnnrun train?"},
+        {"zzzzzzzzz", "there is no command", "dnnrun --help"},
+        {"help evla", "there is no command evla", "did you mean dnnrun eval?"},
+        {"train", "train needs a cfg", "dnnrun train quickstart.cfg"},
+        {"train train.batch=3", "train needs a cfg before train.batch=3", "quickstart.cfg"},
+        {"train quickstart.cfg --dryrun", "train has no option --dryrun",
+         "did you mean --dry-run?"},
+        {"train quickstart.cfg --weights=x", "train has no option --weights",
+         "dnnrun train --help"},
+        {"train quickstart.cfg -x", "train has no option -x", "dnnrun train --help"},
+        {"train quickstart.cfg --out", "option --out needs a value", "dnnrun train --help"},
+        {"train quickstart.cfg --out ''", "empty path for the run directory", "--out DIR"},
+        {"train quickstart.cfg --batch 3", "train has no option --batch", "section.key=value"},
+        {"train quickstrat.cfg", "there is no cfg quickstrat.cfg", "did you mean quickstart.cfg?"},
+        {"train quickstart.cfg other.cfg", "other.cfg is not of the form section.key=value",
+         "one cfg file"},
+        {"train quickstart.cfg train.batchs=3", "unknown key train.batchs (command line)",
+         "did you mean train.batch?"},
+        {"train quickstart.cfg train.batch=0", "train.batch = 0: out of range",
+         "allowed: 1 … 65536"},
+        {"train quickstart.cfg train.batch=1 train.batch=2", "given twice", "remove one"},
+        {"train bad.cfg", "unknown key optim.learning_rate (bad.cfg:4)", "docs/cfg.md"},
+        {"train missing.cfg", "data.train is missing (missing.cfg)", "data.train=FOLDER"},
+        {"eval quickstart.cfg", "which weights", "--weights FILE"},
+        {"eval quickstart.cfg data.val= --weights x", "data.val is missing", "data.val=FOLDER"},
+        {"eval . --weights x", "no resolved.cfg", "folder of a run"},
+        {"version x", "version takes no arguments", "leave it out"},
+        {"plan quickstart.cfg device=tpu", "there is no device \"tpu\" (command line",
+         "use auto, cpu"},
+    };
+    sh("printf '[model]\\nname = resnet20\\n[optim]\\nlearning_rate = 1\\n' >bad.cfg");
+    sh("printf '[model]\\nname = resnet20\\n' >missing.cfg");
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++)
+        fails(2, t[i].args, t[i].what, t[i].remedy);
+    assert_int_not_equal(access("runs", F_OK), 0); /* none of them left a run behind */
+}
+
+static void the_key_reference_is_current(void **state)
+{
+    char *committed = slurp(DNRI_TEST_DIR "/../docs/cfg.md");
+    assert_int_equal(dnnrun("config-doc"), 0);
+    assert_non_null(committed);
+    if (strcmp(committed, out_text))
+        fail_msg("docs/cfg.md is stale: dnnrun config-doc >docs/cfg.md");
+    free(committed);
+}
+
+static void a_missing_device_is_6(void **state)
+{
+    fails(6, "plan quickstart.cfg device=cuda:99", "cuda", "");
+}
+
+static void output_that_cannot_be_written_is_7(void **state)
+{
+    if (access("/dev/full", W_OK) != 0)
+        skip();
+    char command[2048];
+    snprintf(command, sizeof command, "'%s' config-doc >/dev/full 2>/dev/null", tool);
+    assert_int_equal(WEXITSTATUS(system(command)), 7);
+    NEEDS_CPU();
+    sh("touch a_file");
+    fails(7, "train quickstart.cfg device=cpu --out a_file/run", "a_file", "--out DIR");
+}
+
+/* ---------------------------------------------------------------- data */
+
+static void bad_data_is_3(void **state)
+{
+    NEEDS_CPU();
+    sh("mkdir -p empty classes/a classes/b flat");
+    fails(3, "train quickstart.cfg device=cpu data.train=nowhere", "data.train = nowhere", "");
+    has(err_text, "(command line, data/");
+    sh("sed 's|^train = .*|train = nowhere|' " DNRI_TEST_DIR
+       "/../models/quickstart.cfg >nowhere.cfg");
+    fails(3, "train nowhere.cfg device=cpu", "data.train = nowhere", "");
+    has(err_text, "(nowhere.cfg:9, data/");
+    fails(3, "train quickstart.cfg device=cpu data.train=empty", "empty", "");
+    fails(3, "train quickstart.cfg device=cpu data.val=classes", "data.val = classes", "");
+    fails(3, "train quickstart.cfg device=cpu model.classes=5", "data.train = ", "");
+    has(err_text, "10");
+    fails(3, "train quickstart.cfg device=cpu data.train=x.tar", "x.tar", "");
+    fails(3, "eval quickstart.cfg device=cpu --weights none.safetensors", "none.safetensors", "");
+    sh("printf 'not a weights file' >junk.safetensors");
+    fails(3, "eval quickstart.cfg device=cpu --weights junk.safetensors", "junk.safetensors", "");
+    assert_int_not_equal(access("runs/x", F_OK), 0);
+}
+
+static void too_little_memory_is_4(void **state)
+{
+    NEEDS_CPU();
+    fails(4, "plan quickstart.cfg device=cpu memory.fraction=1e-7", "", "");
+}
+
+/* ---------------------------------------------------------------- plan, dry run */
+
+static void plan_and_dry_run(void **state)
+{
+    NEEDS_CPU();
+    assert_int_equal(dnnrun("plan quickstart.cfg device=cpu"), 0);
+    has(out_text, "conv.fprop");
+    has(out_text, "arena");
+    assert_int_equal(dnnrun("plan quickstart.cfg device=cpu --json"), 0);
+    json_decref(parse(out_text));
+    assert_int_equal(dnnrun("train quickstart.cfg device=cpu train.seed=7 --dry-run --out dry"), 0);
+    has(out_text, "resnet8");
+    has(out_text, "1,438 pictures to train, 359 to validate");
+    has(out_text, "\nseed = 7\n");
+    has(out_text, "\nmean = 0.305 0.305 0.305\n");
+    has(out_text, "conv.fprop");
+    assert_int_not_equal(access("dry", F_OK), 0);
+    assert_int_not_equal(access("runs", F_OK), 0);
+}
+
+/* ---------------------------------------------------------------- a run */
+
+static void check_train_record(const json_t *r)
+{
+    static const char *const numbers[] = {"step",         "epoch",     "samples",    "loss",
+                                          "top1",         "top5",      "lr",         "seconds",
+                                          "images_per_s", "data_wait", "loss_scale", "skipped"};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        assert_true(number_of(r, numbers[i]) >= 0);
+    assert_true(json_is_null(json_object_get(r, "grad_norm"))); /* no clipping */
+    assert_true(number_of(r, "data_wait") <= 1.01);
+    assert_float_equal(number_of(r, "samples"), 64 * number_of(r, "step"), 0);
+    assert_float_equal(number_of(r, "epoch"), number_of(r, "samples") / 1438, 1e-6);
+}
+
+static void a_short_run(void **state)
+{
+    NEEDS_CPU();
+    sh("rm -rf run1");
+    assert_int_equal(dnnrun("train --out run1 quickstart.cfg device=cpu train.epochs=5 "
+                            "optim.warmup=1 run.log_every=10 "
+                            "run.save_every=2 run.eval_every=2"),
+                     0);
+    assert_null(strchr(out_text, '\r')); /* not a terminal */
+    has(out_text, "epoch 2/5: accuracy ");
+    has(out_text, "the run lies in run1");
+    assert_string_equal(err_text, "");
+
+    /* 5 × 1438 samples in steps of 64: 113 steps, records at 10, 20 … 110 and the rest */
+    json_t *list = metrics("run1"), *last_eval = NULL, *r;
+    size_t i;
+    int trains = 0, evals = 0;
+    double step = 0;
+    json_array_foreach(list, i, r)
+    {
+        if (!strcmp(text_of(r, "event"), "train")) {
+            check_train_record(r);
+            assert_true(number_of(r, "step") > step);
+            step = number_of(r, "step");
+            assert_true(trains == 11 || step == 10 * (trains + 1));
+            trains++;
+        } else {
+            assert_string_equal(text_of(r, "event"), "eval");
+            assert_float_equal(number_of(r, "images"), 359, 0);
+            assert_float_equal(number_of(r, "top1"), number_of(r, "correct1") / 359, 1e-9);
+            assert_float_equal(number_of(r, "top5"), number_of(r, "correct5") / 359, 1e-9);
+            assert_true(number_of(r, "loss") > 0 && number_of(r, "seconds") > 0);
+            evals++;
+            last_eval = r;
+        }
+    }
+    assert_int_equal(trains, 12);
+    assert_float_equal(step, 113, 0);
+    assert_int_equal(evals, 3); /* after epochs 2, 4 and 5 */
+    assert_true(number_of(last_eval, "top1") > 0.7);
+
+    char *manifest_text = slurp("run1/manifest.json");
+    json_t *m = parse(manifest_text);
+    assert_string_equal(text_of(m, "dnnrun"), DNR_VERSION);
+    assert_string_equal(text_of(m, "device"), "cpu");
+    assert_string_equal(text_of(m, "precision"), "fp32");
+    assert_int_equal(strlen(text_of(m, "plan_hash")), 16);
+    assert_string_equal(json_string_value(json_array_get(json_object_get(m, "command"), 1)),
+                        "--out");
+    assert_float_equal(number_of(json_object_get(json_object_get(m, "data"), "train"), "pictures"),
+                       1438, 0);
+    assert_int_equal(strlen(text_of(json_object_get(json_object_get(m, "data"), "val"), "hash")),
+                     16);
+    assert_true(number_of(m, "parameters") > 70000 && number_of(m, "parameters") < 90000);
+    json_decref(m);
+    free(manifest_text);
+
+    static const char *const saved[] = {"last", "best", "epoch-0002", "epoch-0004"};
+    for (int k = 0; k < 4; k++) {
+        char path[128];
+        snprintf(path, sizeof path, "run1/checkpoints/%s/model.safetensors", saved[k]);
+        assert_int_equal(access(path, R_OK), 0);
+    }
+
+    /* the saved weights give the same counts */
+    assert_int_equal(dnnrun("eval run1 --json"), 0);
+    json_t *e = parse(out_text);
+    assert_int_equal(json_object_size(e), 6);
+    assert_float_equal(number_of(e, "correct1"), number_of(last_eval, "correct1"), 0);
+    assert_float_equal(number_of(e, "correct5"), number_of(last_eval, "correct5"), 0);
+    assert_float_equal(number_of(e, "images"), 359, 0);
+    assert_float_equal(number_of(e, "top1"), number_of(last_eval, "top1"), 1e-9);
+    assert_float_equal(number_of(e, "loss"), number_of(last_eval, "loss"), 1e-5);
+    json_decref(e);
+    /* … at another batch size too, and from a cfg */
+    assert_int_equal(dnnrun("eval quickstart.cfg device=cpu train.batch=100 --weights "
+                            "run1/checkpoints/last/model.safetensors"),
+                     0);
+    char expect[64];
+    snprintf(expect, sizeof expect, "(%.0f of 359)", number_of(last_eval, "correct1"));
+    has(out_text, expect);
+    json_decref(list);
+
+    fails(2, "train quickstart.cfg device=cpu --out run1", "run1 already holds a run",
+          "another folder");
+    fails(3,
+          "eval quickstart.cfg device=cpu model.name=resnet20 --weights "
+          "run1/checkpoints/last/model.safetensors",
+          "model.safetensors", "");
+    sh("head -c 100000 run1/checkpoints/last/model.safetensors >cut.safetensors");
+    fails(3, "eval quickstart.cfg device=cpu --weights cut.safetensors", "cut.safetensors", "");
+
+    /* the resolved cfg is a cfg of the same run */
+    assert_int_equal(dnnrun("train run1/resolved.cfg --out run2 train.max_steps=3"), 0);
+    list = metrics("run2");
+    r = json_array_get(list, 0);
+    assert_float_equal(number_of(r, "step"), 3, 0);
+    json_decref(list);
+}
+
+/* Gradients that blow up end the run with a reason; the records stay JSON. */
+static void divergence(void **state)
+{
+    NEEDS_CPU();
+    fails(1,
+          "train quickstart.cfg device=cpu --out lost optim.lr=1e6 optim.warmup=0 "
+          "optim.weight_decay=100 run.log_every=1",
+          "had no finite loss", "lower optim.lr");
+    json_t *list = metrics("lost"), *r;
+    size_t i;
+    int nulls = 0;
+    json_array_foreach(list, i, r) nulls += json_is_null(json_object_get(r, "loss"));
+    assert_true(nulls > 10);
+    json_decref(list);
+}
+
+static void bad_pictures_are_reported(void **state)
+{
+    NEEDS_CPU();
+    sh("rm -rf tree; mkdir tree; tar -xf " DNRI_TEST_DIR "/../data/digits.tar -C tree");
+    sh("find tree -type d -name train -exec ln -sfn '{}' digits_train ';'");
+    sh("for d in digits_train/*/; do printf 'no picture' >$d/broken.png; break; done");
+    assert_int_equal(dnnrun("train quickstart.cfg device=cpu data.train=digits_train "
+                            "train.epochs=1 optim.warmup=0 --out bad"),
+                     0);
+    has(out_text, "data.train: 1 bad picture so far, replaced by others:");
+    has(out_text, "broken.png: ");
+    json_t *list = metrics("bad"), *r, *found = NULL;
+    size_t i;
+    json_array_foreach(list, i, r) if (!strcmp(text_of(r, "event"), "bad_pictures")) found = r;
+    assert_non_null(found);
+    assert_float_equal(number_of(found, "count"), 1, 0);
+    has(text_of(json_array_get(json_object_get(found, "new"), 0), "name"), "broken.png");
+    json_decref(list);
+    fails(3,
+          "train quickstart.cfg device=cpu data.train=digits_train data.on_error=stop "
+          "train.epochs=1 optim.warmup=0 --out bad2",
+          "broken.png", "");
+}
+
+/* SIGTERM: weights saved, 75. */
+static void a_signal_stops_cleanly(void **state)
+{
+    NEEDS_CPU();
+    char text[] = "train.epochs=100000";
+    pid_t pid = fork();
+    if (pid == 0) {
+        int null = open("/dev/null", O_RDWR),
+            file = open("stopped.txt", O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        dup2(null, 0);
+        dup2(file, 1);
+        execl(tool, tool, "train", "quickstart.cfg", "device=cpu", text, "run.log_every=1", "--out",
+              "stopped", (char *)NULL);
+        _exit(127);
+    }
+    assert_true(pid > 0);
+    struct stat sb = {0};
+    for (int i = 0; i < 6000 && sb.st_size == 0; i++) { /* a minute at most for the first record */
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        if (stat("stopped/metrics.jsonl", &sb) != 0)
+            sb.st_size = 0;
+    }
+    assert_true(sb.st_size > 0);
+    kill(pid, SIGTERM);
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 75);
+    json_t *list = metrics("stopped"), *last = json_array_get(list, json_array_size(list) - 1);
+    assert_string_equal(text_of(last, "event"), "stopped");
+    assert_string_equal(text_of(last, "signal"), "Terminated");
+    json_decref(list);
+    char *said = slurp("stopped.txt");
+    has(said, "stopped after step ");
+    free(said);
+    assert_int_equal(dnnrun("eval stopped --json"), 0);
+    json_decref(parse(out_text));
+}
+
+static void validation_of_other_classes_is_refused(void **state)
+{
+    NEEDS_CPU();
+    sh("rm -rf other; cp -r tree other; find other -type d -name 9 | while read d; do mv $d "
+       "${d%%9}x; done");
+    sh("find other -type d -name test -exec ln -sfn '{}' digits_other ';'");
+    fails(3, "train quickstart.cfg device=cpu data.val=digits_other --out other_run",
+          "class 9 is 9 in data.train and x in data.val", "same class folders");
+}
+
+static int set_up(void **state)
+{
+    static char folder[] = "/tmp/dnnrun-cli-XXXXXX";
+    ssize_t n = readlink("/proc/self/exe", tool, sizeof tool - 16);
+    if (n <= 0 || !mkdtemp(folder) || chdir(folder) != 0)
+        return -1;
+    tool[n] = 0;
+    *strrchr(tool, '/') = 0; /* BUILD/tests */
+    strcpy(strrchr(tool, '/'), "/dnnrun");
+    *state = folder;
+    return access(tool, X_OK);
+}
+
+static int tear_down(void **state)
+{
+    sh("rm -rf '%s'", (char *)*state);
+    free(out_text);
+    free(err_text);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(help_and_version),
+        cmocka_unit_test(wrong_usage),
+        cmocka_unit_test(the_key_reference_is_current),
+        cmocka_unit_test(a_missing_device_is_6),
+        cmocka_unit_test(output_that_cannot_be_written_is_7),
+        cmocka_unit_test(bad_data_is_3),
+        cmocka_unit_test(too_little_memory_is_4),
+        cmocka_unit_test(plan_and_dry_run),
+        cmocka_unit_test(a_short_run),
+        cmocka_unit_test(divergence),
+        cmocka_unit_test(bad_pictures_are_reported),
+        cmocka_unit_test(a_signal_stops_cleanly),
+        cmocka_unit_test(validation_of_other_classes_is_refused),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
