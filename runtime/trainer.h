@@ -14,7 +14,7 @@ typedef struct dnri_program {
 
 /* What only tests ask for. */
 typedef struct dnri_trainer_extra {
-    bool keep;   /* logits stay readable (dnri_plan_read) */
+    bool keep;   /* logits and the samples' losses stay readable (dnri_plan_read) */
     bool scaled; /* loss scaling in any precision */
 } dnri_trainer_extra;
 
