@@ -9,7 +9,8 @@
 #include "data.h"
 
 #define SCANS_MAX                                                                                  \
-    500 /* a small file may hold any number of scans, each as slow as a whole picture */
+    500           /* a small file may hold any number of scans, each as slow as a whole picture */
+#define PADDING 8 /* bytes after a scan that raise no suspicion */
 #define REPLACE "replace or remove the file, or set data.on_error = skip"
 
 typedef struct job {
@@ -27,12 +28,15 @@ static void on_error(j_common_ptr c)
     longjmp(j->back, 1);
 }
 
-/* Warnings that leave the picture whole pass; the others mean that pixels are made up. */
+/* Warnings that leave the picture whole pass; the others mean that pixels are made up. libjpeg-turbo's fast
+ * path says nothing of a bad Huffman code, but much coded data left over tells of one; a few bytes of
+ * padding are common. */
 static void on_message(j_common_ptr c, int level)
 {
     int code = c->err->msg_code;
-    if (level < 0 && code != JWRN_EXTRANEOUS_DATA && code != JWRN_ADOBE_XFORM &&
-        code != JWRN_JFIF_MAJOR)
+    bool padding = code == JWRN_EXTRANEOUS_DATA && (((j_decompress_ptr)c)->input_scan_number == 0 ||
+                                                    c->err->msg_parm.i[0] <= PADDING);
+    if (level < 0 && !padding && code != JWRN_ADOBE_XFORM && code != JWRN_JFIF_MAJOR)
         on_error(c);
 }
 
