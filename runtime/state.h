@@ -7,6 +7,7 @@
 #ifndef DNR_STATE_H
 #define DNR_STATE_H
 
+#include <assert.h> /* static_assert, in C and in CUDA C++ */
 #include <stdint.h>
 
 /* 64 bytes at the start of each slot; written by the trainer just before the slot is fed. */
@@ -34,8 +35,8 @@ typedef struct dnri_state {
     int64_t reserved[6];
 } dnri_state; /* 128 bytes */
 
-_Static_assert(sizeof(dnri_header) == 64, "the header is shared with device code");
-_Static_assert(sizeof(dnri_state) == 128, "the state is shared with device code");
+static_assert(sizeof(dnri_header) == 64, "the header is shared with device code");
+static_assert(sizeof(dnri_state) == 128, "the state is shared with device code");
 
 /* GradScaler's constants */
 #define DNRI_SCALE_INIT     65536.0f

@@ -1,0 +1,120 @@
+/* kernels.h: the layers' own kernels. Read by C and by CUDA C++. Tensors are NHWC and dense; `type` is a
+ * dnr_dtype (F16, BF16, F32) of the activations, everything else is fp32. `sms`: multiprocessors. */
+#ifndef DNR_LAYERS_CUDA_KERNELS_H
+#define DNR_LAYERS_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../../runtime/state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- norm.cu: batch norm over `rows` = N·H·W of `c` channels. */
+typedef struct k_norm_args {
+    int type, sms;
+    int64_t rows, c;
+    const void *x, *residual; /* residual may be NULL */
+    const float *gamma, *beta;
+    float *mean, *invstd; /* k_norm_eval: running mean and variance */
+    float *running_mean, *running_var;
+    void *y;
+    double eps, momentum;
+    bool relu;
+} k_norm_args;
+
+/* Bytes of workspace of k_norm_stats and k_norm_bwd. */
+size_t k_norm_workspace(int type, int sms, int64_t c);
+/* mean, invstd and the running statistics from x, in a fixed order */
+void k_norm_stats(cudaStream_t s, const k_norm_args *a, void *workspace);
+/* y from mean and invstd; or from running statistics */
+void k_norm_apply(cudaStream_t s, const k_norm_args *a);
+void k_norm_eval(cudaStream_t s, const k_norm_args *a);
+
+typedef struct k_norm_bwd_args {
+    int type, sms;
+    int64_t rows, c;
+    const void *x, *y, *dy,
+        *dy2; /* y: mask of a norm with residual; NULL: mask from x. dy2 may be NULL */
+    const float *gamma, *beta, *mean, *invstd;
+    void *dx, *dz; /* dz: gradient of the residual; may be NULL */
+    float *dgamma, *dbeta;
+    bool relu;
+} k_norm_bwd_args;
+void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
+
+/* ---- act.cu: n elements */
+void k_relu(cudaStream_t s, int type, int sms, const void *x, void *y, int64_t n);
+void k_relu_bwd(cudaStream_t s, int type, int sms, const void *y, const void *dy, void *dx,
+                int64_t n);
+
+/* ---- pool.cu */
+typedef struct k_pool_args {
+    int type, sms;
+    int n, h, w, c, p, q; /* x [n,h,w,c], y [n,p,q,c] */
+    int kernel, stride, pad;
+} k_pool_args;
+void k_max_pool(cudaStream_t s, const k_pool_args *a, const void *x, void *y, uint8_t *index);
+void k_max_pool_bwd(cudaStream_t s, const k_pool_args *a, const void *dy, const uint8_t *index,
+                    void *dx);
+void k_avg_pool(cudaStream_t s, const k_pool_args *a, const void *x, void *y);
+void k_avg_pool_bwd(cudaStream_t s, const k_pool_args *a, const void *dy, void *dx);
+/* averages over h·w pixels */
+void k_global_pool(cudaStream_t s, const k_pool_args *a, const void *x, void *y);
+void k_global_pool_bwd(cudaStream_t s, const k_pool_args *a, const void *dy, void *dx);
+
+/* ---- loss.cu: softmax cross-entropy of n rows of k logits; soft may be NULL */
+typedef struct k_loss_args {
+    int type;
+    int n, k;
+    const void *logits;
+    const int32_t *labels;
+    const float *soft;
+    double smoothing, grad_scale;
+    bool training;
+} k_loss_args;
+/* workspace: n bytes */
+void k_loss(cudaStream_t s, const k_loss_args *a, const dnri_header *header, float *loss,
+            dnri_state *state, uint8_t *workspace);
+void k_loss_bwd(cudaStream_t s, const k_loss_args *a, const dnri_state *state, void *dlogits);
+
+/* ---- shortcut.cu: x [n,h,w,c], y [n,p,q,k], `before` zero channels before x's */
+typedef struct k_shortcut_args {
+    int type, sms;
+    int n, h, w, c, p, q, k, stride, before;
+} k_shortcut_args;
+void k_shortcut(cudaStream_t s, const k_shortcut_args *a, const void *x, void *y);
+void k_shortcut_bwd(cudaStream_t s, const k_shortcut_args *a, const void *dy, void *dx);
+
+/* ---- dense.cu */
+/* db[j] = Σ dy[i,j] over n rows of k columns */
+void k_column_sum(cudaStream_t s, int type, const void *dy, float *db, int n, int k);
+/* y[i,j] += b[j] with b of the same type */
+void k_add_bias(cudaStream_t s, int type, int sms, void *y, const void *b, int n, int k);
+/* d[i,j] = Σ_l a[i·a_row + l·a_col] · b[l·b_row + j·b_col], d [m,n] of type d_type: for what cuBLASLt lacks */
+typedef struct k_matmul_args {
+    int type, d_type, sms;
+    int m, n, l;
+    int64_t a_row, a_col, b_row, b_col;
+} k_matmul_args;
+void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void *b, void *d);
+
+/* ---- conv.cu */
+/* fp32 from `type`, n elements */
+void k_widen(cudaStream_t s, int type, int sms, const void *x, float *y, int64_t n);
+/* Plain loops, for what cuDNN lacks. x [n,h,w,c], w [k,kernel,kernel,c], y [n,p,q,k]; dw is fp32. */
+typedef struct k_conv_args {
+    int type, sms;
+    int n, h, w, c, p, q, k, kernel, stride, pad;
+} k_conv_args;
+void k_conv_fprop(cudaStream_t s, const k_conv_args *a, const void *x, const void *w, void *y);
+void k_conv_dgrad(cudaStream_t s, const k_conv_args *a, const void *dy, const void *w, void *dx);
+void k_conv_wgrad(cudaStream_t s, const k_conv_args *a, const void *x, const void *dy, float *dw);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

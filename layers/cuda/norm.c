@@ -1,0 +1,158 @@
+/* norm.c: batch norm through our own kernels, fused with ReLU and residual; and ReLU on its own. */
+#include "../../runtime/cuda/cuda.h"
+#include "../layers.h"
+#include "kernels.h"
+
+#include <stdio.h>
+
+enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR };                      /* in of the forward ops */
+enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD }; /* in of norm.bwd */
+
+static int64_t rows_of(const dnr_desc *x)
+{
+    return x->dim[0] * x->dim[1] * x->dim[2];
+}
+
+static k_norm_args args_of(const dnri_cuda_op *s)
+{
+    const dnri_norm_attr *a = (const dnri_norm_attr *)s->op.attr;
+    return (k_norm_args){.type = (int)s->in[X].dtype,
+                         .sms = s->dev->sms,
+                         .rows = rows_of(&s->in[X]),
+                         .c = s->in[X].dim[3],
+                         .x = s->at.in[X],
+                         .residual = s->at.in[RESIDUAL],
+                         .gamma = s->at.in[GAMMA],
+                         .beta = s->at.in[BETA],
+                         .mean = s->at.in[MEAN],
+                         .invstd = s->at.in[VAR],
+                         .y = s->at.out[0],
+                         .eps = a->eps,
+                         .momentum = a->momentum,
+                         .relu = a->relu};
+}
+
+static dnr_status run_train(dnri_cuda_op *s)
+{
+    k_norm_args a = args_of(s);
+    a.running_mean = a.mean;
+    a.running_var = a.invstd;
+    a.mean = s->at.out[1];
+    a.invstd = s->at.out[2];
+    k_norm_stats(s->stream, &a, s->at.workspace);
+    k_norm_apply(s->stream, &a);
+    return DNR_OK;
+}
+
+static dnr_status run_apply(dnri_cuda_op *s)
+{
+    k_norm_args a = args_of(s);
+    k_norm_apply(s->stream, &a);
+    return DNR_OK;
+}
+
+static dnr_status run_eval(dnri_cuda_op *s)
+{
+    k_norm_args a = args_of(s);
+    k_norm_eval(s->stream, &a);
+    return DNR_OK;
+}
+
+static dnr_status run_bwd(dnri_cuda_op *s)
+{
+    const dnri_norm_bwd_attr *a = (const dnri_norm_bwd_attr *)s->op.attr;
+    void *const *in = s->at.in;
+    k_norm_bwd_args b = {
+        .type = (int)s->in[B_X].dtype,
+        .sms = s->dev->sms,
+        .rows = rows_of(&s->in[B_X]),
+        .c = s->in[B_X].dim[3],
+        .x = in[B_X],
+        .y = a->residual ? in[B_Y] : NULL, /* else the mask follows from x, which is read anyway */
+        .dy = in[B_DY],
+        .dy2 = in[B_DY2],
+        .gamma = in[B_GAMMA],
+        .beta = in[B_BETA],
+        .mean = in[B_MEAN],
+        .invstd = in[B_INVSTD],
+        .dx = s->at.out[0],
+        .dgamma = s->at.out[1],
+        .dbeta = s->at.out[2],
+        .dz = s->op.n_out > 3 ? s->at.out[3] : NULL,
+        .relu = a->relu};
+    k_norm_bwd(s->stream, &b, s->at.workspace);
+    return DNR_OK;
+}
+
+static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                        dnr_status (*launch)(dnri_cuda_op *), int launches, const char *what,
+                        dnri_step *out)
+{
+    const dnr_desc *x = dnri_desc(g, op->in[X]);
+    char impl[64], access[32];
+    snprintf(impl, sizeof impl, "%s %s", what, dnri_cuda_access(x->dtype, x->dim[3], access));
+    DNR_TRY(dnri_cuda_lower(dev, g, op, launch, launches, impl, out, NULL));
+    if (launches > 1)
+        out->workspace = k_norm_workspace((int)x->dtype, dnri_cuda_of(dev)->sms, x->dim[3]);
+    return DNR_OK;
+}
+
+static dnr_status lower_train(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_train, 3, "k_norm stats+apply", out);
+}
+
+static dnr_status lower_apply(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_apply, 1, "k_norm apply", out);
+}
+
+static dnr_status lower_eval(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_eval, 1, "k_norm eval", out);
+}
+
+static dnr_status lower_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                            const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_bwd, 3, "k_norm sums+apply", out);
+}
+
+static dnr_status run_relu(dnri_cuda_op *s)
+{
+    k_relu(s->stream, (int)s->in[0].dtype, s->dev->sms, s->at.in[0], s->at.out[0],
+           dnri_count(&s->in[0]));
+    return DNR_OK;
+}
+
+static dnr_status run_relu_bwd(dnri_cuda_op *s)
+{
+    k_relu_bwd(s->stream, (int)s->in[0].dtype, s->dev->sms, s->at.in[0], s->at.in[1], s->at.out[0],
+               dnri_count(&s->in[0]));
+    return DNR_OK;
+}
+
+static dnr_status lower_relu(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_relu, 1, "k_relu", out, NULL);
+}
+
+static dnr_status lower_relu_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                                 const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_relu_bwd, 1, "k_relu_bwd", out, NULL);
+}
+
+const dnri_lowering dnri_cuda_norm[] = {
+    {&dnri_def_norm_train, NULL, lower_train},
+    {&dnri_def_norm_apply, NULL, lower_apply},
+    {&dnri_def_norm_eval, NULL, lower_eval},
+    {&dnri_def_norm_bwd, NULL, lower_bwd},
+    {&dnri_def_relu, NULL, lower_relu},
+    {&dnri_def_relu_bwd, NULL, lower_relu_bwd},
+    {0},
+};

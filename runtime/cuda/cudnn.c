@@ -1,0 +1,369 @@
+/* cudnn.c: one convolution as a cuDNN operation graph, and the engine configurations that cuDNN proposes for it. */
+#include "cudnn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { UID_X = 1, UID_W, UID_Y };
+enum { ASKED = 16, MAX_KNOBS = CUDNN_KNOB_TYPE_COUNTS };
+
+/* Descriptors live as long as the plan made from them: cuDNN does not say which of them it still reads. */
+struct dnri_cudnn_keep {
+    int n, room;
+    cudnnBackendDescriptor_t *d;
+};
+typedef struct dnri_cudnn_keep keep;
+
+dnri_cudnn_keep *dnri_cudnn_keep_new(void)
+{
+    return calloc(1, sizeof(keep));
+}
+
+void dnri_cudnn_keep_free(keep *k)
+{
+    if (!k)
+        return;
+    while (k->n > 0)
+        (void)cudnnBackendDestroyDescriptor(k->d[--k->n]);
+    free(k->d);
+    free(k);
+}
+
+static dnr_status make(keep *k, cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *out)
+{
+    if (k->n == k->room) {
+        int room = k->room ? 2 * k->room : 64;
+        cudnnBackendDescriptor_t *d = realloc(k->d, (size_t)room * sizeof *d);
+        if (!d)
+            return DNR_FAIL_NOMEM();
+        k->d = d;
+        k->room = room;
+    }
+    DNRI_CUDNN(cudnnBackendCreateDescriptor(type, out), "making a cuDNN descriptor (%d)",
+               (int)type);
+    k->d[k->n++] = *out;
+    return DNR_OK;
+}
+
+static dnr_status set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
+                      cudnnBackendAttributeType_t type, int64_t n, const void *value)
+{
+    DNRI_CUDNN(cudnnBackendSetAttribute(d, name, type, n, value), "setting cuDNN attribute %d",
+               (int)name);
+    return DNR_OK;
+}
+
+static dnr_status set_descriptor(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
+                                 cudnnBackendDescriptor_t value)
+{
+    return set(d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+}
+
+/* One value of an attribute, or false where there is none. */
+static bool get(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
+                cudnnBackendAttributeType_t type, void *value)
+{
+    int64_t n = 0;
+    return cudnnBackendGetAttribute(d, name, type, 1, &n, value) == CUDNN_STATUS_SUCCESS && n == 1;
+}
+
+static dnr_status finalize(cudnnBackendDescriptor_t d, const char *what)
+{
+    DNRI_CUDNN(cudnnBackendFinalize(d), "finalizing cuDNN's %s", what);
+    return DNR_OK;
+}
+
+static cudnnDataType_t type_of(int64_t dtype)
+{
+    return dtype == DNR_F16    ? CUDNN_DATA_HALF
+           : dtype == DNR_BF16 ? CUDNN_DATA_BFLOAT16
+                               : CUDNN_DATA_FLOAT;
+}
+
+/* ---------------------------------------------------------------- the graph */
+
+/* cuDNN's order of dimensions is n, c, h, w, whatever the strides. */
+static dnr_status tensor(keep *k, int64_t uid, int64_t dtype, int64_t n, int64_t h, int64_t w,
+                         int64_t c, cudnnBackendDescriptor_t *out)
+{
+    cudnnDataType_t type = type_of(dtype);
+    int64_t dims[] = {n, c, h, w}, strides[] = {h * w * c, 1, w * c, c}, align = 16;
+    DNR_TRY(make(k, CUDNN_BACKEND_TENSOR_DESCRIPTOR, out));
+    DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type));
+    DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims));
+    DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides));
+    DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid));
+    DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &align));
+    return finalize(*out, "tensor");
+}
+
+static dnr_status convolution(keep *k, const dnri_conv_problem *p, cudnnBackendDescriptor_t *out)
+{
+    cudnnDataType_t type = CUDNN_DATA_FLOAT;
+    cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+    int64_t two = 2, one[] = {1, 1}, pad[] = {p->pad, p->pad}, stride[] = {p->stride, p->stride};
+    DNR_TRY(make(k, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, out));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &two));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, pad));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, pad));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, one));
+    return finalize(*out, "convolution");
+}
+
+static dnr_status operation(keep *k, const dnri_conv_problem *p, cudnnBackendDescriptor_t *out)
+{
+    static const struct {
+        cudnnBackendDescriptorType_t type;
+        cudnnBackendAttributeName_t x, w, y, conv, alpha, beta;
+    } kinds[] = {
+        [DNRI_FPROP] = {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+        [DNRI_DGRAD] = {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+        [DNRI_WGRAD] = {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
+    };
+    cudnnBackendDescriptor_t x, w, y, conv;
+    float one = 1, zero = 0;
+    DNR_TRY(tensor(k, UID_X, p->type, p->n, p->h, p->w, p->c, &x));
+    DNR_TRY(tensor(k, UID_W, p->type, p->k, p->kernel, p->kernel, p->c, &w));
+    DNR_TRY(tensor(k, UID_Y, p->type, p->n, p->p, p->q, p->k, &y));
+    DNR_TRY(convolution(k, p, &conv));
+    DNR_TRY(make(k, kinds[p->kind].type, out));
+    DNR_TRY(set_descriptor(*out, kinds[p->kind].x, x));
+    DNR_TRY(set_descriptor(*out, kinds[p->kind].w, w));
+    DNR_TRY(set_descriptor(*out, kinds[p->kind].y, y));
+    DNR_TRY(set_descriptor(*out, kinds[p->kind].conv, conv));
+    DNR_TRY(set(*out, kinds[p->kind].alpha, CUDNN_TYPE_FLOAT, 1, &one));
+    DNR_TRY(set(*out, kinds[p->kind].beta, CUDNN_TYPE_FLOAT, 1, &zero));
+    return finalize(*out, "convolution operation");
+}
+
+static dnr_status graph(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
+                        cudnnBackendDescriptor_t *out)
+{
+    cudnnBackendDescriptor_t op;
+    DNR_TRY(operation(k, p, &op));
+    DNR_TRY(make(k, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, out));
+    if (t->handle)
+        DNR_TRY(set(*out, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &t->handle));
+    DNR_TRY(set_descriptor(*out, CUDNN_ATTR_OPERATIONGRAPH_OPS, op));
+    return finalize(*out, "operation graph");
+}
+
+/* ---------------------------------------------------------------- configurations */
+
+/* The configurations that one heuristic proposes; none is no error. */
+static dnr_status propose(keep *k, const dnri_cudnn_target *t, cudnnBackendDescriptor_t og,
+                          cudnnBackendHeurMode_t mode, cudnnBackendDescriptor_t cfg[ASKED], int *n)
+{
+    cudnnBackendDescriptor_t heur;
+    int64_t count = 0;
+    *n = 0;
+    DNR_TRY(make(k, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, &heur));
+    DNR_TRY(set_descriptor(heur, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, og));
+    DNR_TRY(set(heur, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode));
+    if (t->device)
+        DNR_TRY(set_descriptor(heur, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, t->device));
+    if (cudnnBackendFinalize(heur) != CUDNN_STATUS_SUCCESS)
+        return DNR_OK;
+    for (int i = 0; i < ASKED; i++)
+        DNR_TRY(make(k, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &cfg[i]));
+    if (cudnnBackendGetAttribute(heur, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                 ASKED, &count, cfg) == CUDNN_STATUS_SUCCESS)
+        *n = (int)(count < ASKED ? count : ASKED);
+    return DNR_OK;
+}
+
+/* What an engine says of itself, a bit for each note. */
+static unsigned numerical_notes(cudnnBackendDescriptor_t engine)
+{
+    cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+    int64_t n = 0;
+    unsigned bits = 0;
+    if (cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                 CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n,
+                                 notes) == CUDNN_STATUS_SUCCESS)
+        for (int64_t i = 0; i < n; i++)
+            bits |= 1u << notes[i];
+    return bits;
+}
+
+static bool compiles_at_run_time(cudnnBackendDescriptor_t engine)
+{
+    cudnnBackendBehaviorNote_t notes[CUDNN_BEHAVIOR_NOTE_TYPE_COUNT];
+    int64_t n = 0;
+    if (cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
+                                 CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, &n, notes) == CUDNN_STATUS_SUCCESS)
+        for (int64_t i = 0; i < n; i++)
+            if (notes[i] == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION)
+                return true;
+    return false;
+}
+
+/* May an engine with these notes compute `p`? Sums stay in fp32, fp32 stays fp32 unless TF32 is allowed, and
+ * the large Winograd tiles lose too many digits. */
+static bool allowed(const dnri_conv_problem *p, unsigned notes)
+{
+    unsigned no = 1u << CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION |
+                  1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 |
+                  1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13;
+    if (p->deterministic)
+        no |= 1u << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+    if (p->type == DNR_F32 && !p->tf32)
+        no |=
+            1u << CUDNN_NUMERICAL_NOTE_TENSOR_CORE | 1u << CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
+    return (notes & no) == 0;
+}
+
+/* "cudnn eng67 k2=4,13=0" */
+static dnr_status describe(keep *k, cudnnBackendDescriptor_t cfg, cudnnBackendDescriptor_t engine,
+                           char impl[64])
+{
+    cudnnBackendDescriptor_t knob[MAX_KNOBS];
+    int64_t index = -1, n = 0;
+    (void)get(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, &index);
+    int len = snprintf(impl, 64, "cudnn eng%d", (int)index);
+    for (int i = 0; i < MAX_KNOBS; i++)
+        DNR_TRY(make(k, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, &knob[i]));
+    if (cudnnBackendGetAttribute(cfg, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_KNOBS, &n,
+                                 knob) != CUDNN_STATUS_SUCCESS)
+        return DNR_OK;
+    for (int i = 0; i < n && i < MAX_KNOBS && len < 63; i++) {
+        cudnnBackendKnobType_t type;
+        int64_t value;
+        if (get(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, &type) &&
+            get(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, &value))
+            len += snprintf(impl + len, (size_t)(64 - len), "%s%d=%lld", i ? "," : " k", (int)type,
+                            (long long)value);
+    }
+    return DNR_OK;
+}
+
+/* A plan from a configuration; c->plan stays NULL where it is not allowed, refused or too large. */
+static dnr_status try_cfg(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
+                          bool run_time, cudnnBackendDescriptor_t cfg, dnri_conv_candidate *c)
+{
+    cudnnBackendDescriptor_t engine, plan;
+    int64_t workspace = 0;
+    c->plan = NULL;
+    DNR_TRY(make(k, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
+    if (!get(cfg, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &engine) ||
+        !allowed(p, numerical_notes(engine)) || compiles_at_run_time(engine) != run_time)
+        return DNR_OK;
+    DNR_TRY(describe(k, cfg, engine, c->impl));
+    DNR_TRY(make(k, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan));
+    if (t->handle)
+        DNR_TRY(set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &t->handle));
+    if (t->device)
+        DNR_TRY(set_descriptor(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, t->device));
+    DNR_TRY(set_descriptor(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, cfg));
+    if (cudnnBackendFinalize(plan) != CUDNN_STATUS_SUCCESS) {
+        if (!*t->said_refused)
+            dnri_log(DNR_LOG_INFO, "%s was proposed but refused by cuDNN; the next one is taken",
+                     c->impl);
+        *t->said_refused = true;
+        return DNR_OK;
+    }
+    if (!get(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, &workspace) ||
+        workspace > p->workspace_cap)
+        return DNR_OK;
+    c->workspace = (size_t)workspace;
+    c->plan = plan;
+    return DNR_OK;
+}
+
+/* Engines compiled at run time take half a second each to build, so they come last. */
+dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
+                                 int max, dnri_conv_candidate *c, int *n)
+{
+    static const struct {
+        cudnnBackendHeurMode_t mode;
+        bool run_time, last_resort;
+    } rounds[] = {
+        {CUDNN_HEUR_MODE_A, false, false},       {CUDNN_HEUR_MODE_B, false, false},
+        {CUDNN_HEUR_MODE_FALLBACK, false, true}, {CUDNN_HEUR_MODE_A, true, true},
+        {CUDNN_HEUR_MODE_FALLBACK, true, true},
+    };
+    cudnnBackendDescriptor_t og;
+    *n = 0;
+    DNR_TRY(graph(k, t, p, &og));
+    for (size_t r = 0; r < sizeof rounds / sizeof rounds[0]; r++) {
+        cudnnBackendDescriptor_t cfg[ASKED];
+        int proposed;
+        if (*n == max || (*n > 0 && rounds[r].last_resort))
+            break;
+        DNR_TRY(propose(k, t, og, rounds[r].mode, cfg, &proposed));
+        for (int i = 0; i < proposed && *n < max; i++) {
+            bool known = false;
+            DNR_TRY(try_cfg(k, t, p, rounds[r].run_time, cfg[i], &c[*n]));
+            for (int j = 0; c[*n].plan && j < *n && !known; j++)
+                known = strcmp(c[j].impl, c[*n].impl) == 0;
+            if (c[*n].plan && !known)
+                (*n)++;
+        }
+    }
+    return DNR_OK;
+}
+
+/* ---------------------------------------------------------------- running */
+
+dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, void *x, void *w, void *y,
+                           void *workspace)
+{
+    int64_t uids[] = {UID_X, UID_W, UID_Y};
+    void *addresses[] = {x, w, y};
+    DNRI_CUDNN(cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, out),
+               "making a variant pack");
+    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, uids));
+    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, addresses));
+    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace));
+    return finalize(*out, "variant pack");
+}
+
+dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, char impl[64],
+                            size_t *workspace)
+{
+    bool said = true;
+    dnri_cudnn_target t = {.said_refused = &said};
+    dnri_conv_candidate c;
+    int n = 0;
+    keep *k = dnri_cudnn_keep_new();
+    impl[0] = 0;
+    *workspace = 0;
+    if (!k)
+        return DNR_FAIL_NOMEM();
+    dnr_status st;
+    DNR_GOTO(st, make(k, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &t.device));
+    DNR_GOTO(st, set(t.device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
+                     (int64_t)strlen(json), json));
+    DNR_GOTO(st, finalize(t.device, "device properties"));
+    DNR_GOTO(st, dnri_cudnn_candidates(k, &t, p, 1, &c, &n));
+    if (n) {
+        memcpy(impl, c.impl, sizeof c.impl);
+        *workspace = c.workspace;
+    }
+out:
+    dnri_cudnn_keep_free(k);
+    return st;
+}

@@ -1,0 +1,298 @@
+/* engine.cu: ingest, sums, gradient statistics, the optimizer and the loss scaler. */
+#include "kernels.h"
+#include "vec.cuh"
+
+#define THREADS 256
+
+__device__ __forceinline__ int64_t first_item()
+{
+    return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ int64_t item_stride()
+{
+    return (int64_t)gridDim.x * blockDim.x;
+}
+
+/* ---------------------------------------------------------------- ingest */
+
+struct ingest_args {
+    const uint8_t *const *cell;
+    int64_t batch, pixels, pixels_at;
+    float scale[3], shift[3];
+    int32_t *labels;
+    dnri_header *header;
+};
+
+/* A thread turns 16 bytes into 16 values; 16 mod 3 = 1, so its first channel is its index mod 3. */
+template <class T> __global__ void __launch_bounds__(THREADS) k_ingest_kernel(ingest_args a, T *x)
+{
+    const uint8_t *slot = *a.cell;
+    if (!slot)
+        return;
+    if (blockIdx.x == 0) {
+        const int32_t *labels = (const int32_t *)(slot + sizeof(dnri_header));
+        for (int64_t i = threadIdx.x; i < a.batch; i += blockDim.x)
+            a.labels[i] = labels[i];
+        if (threadIdx.x < sizeof(dnri_header) / 4)
+            ((int32_t *)a.header)[threadIdx.x] = ((const int32_t *)slot)[threadIdx.x];
+    }
+    const uint8_t *px = slot + a.pixels_at;
+    for (int64_t i = first_item(); i * 16 < a.pixels; i += item_stride()) {
+        int c = (int)(i % 3);
+        /* scale and shift from channel c on; constant indices keep them in registers */
+        float sc[3], sh[3];
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            int at = c + k >= 3 ? c + k - 3 : c + k;
+            sc[k] = at == 0 ? a.scale[0] : at == 1 ? a.scale[1] : a.scale[2];
+            sh[k] = at == 0 ? a.shift[0] : at == 1 ? a.shift[1] : a.shift[2];
+        }
+        if (i * 16 + 16 <= a.pixels) {
+            uint4 raw = __ldcs((const uint4 *)(px + i * 16));
+            const uint8_t *b = (const uint8_t *)&raw;
+            constexpr int W = k_type<T>::wide;
+#pragma unroll
+            for (int part = 0; part < 16; part += W) {
+                float f[W];
+                k_vec<T, W> v;
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[j] = (float)b[part + j] * sc[(part + j) % 3] + sh[(part + j) % 3];
+                k_pack(f, v);
+                k_put(x + i * 16 + part, v);
+            }
+        } else {
+            for (int64_t e = i * 16, k = 0; e < a.pixels; e++, k++)
+                x[e] = k_type<T>::store((float)px[e] * (k % 3 == 0   ? sc[0]
+                                                        : k % 3 == 1 ? sc[1]
+                                                                     : sc[2]) +
+                                        (k % 3 == 0   ? sh[0]
+                                         : k % 3 == 1 ? sh[1]
+                                                      : sh[2]));
+        }
+    }
+}
+
+void k_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch, int64_t pixels,
+              int64_t pixels_at, const float scale[3], const float shift[3], void *x,
+              int32_t *labels, dnri_header *header)
+{
+    ingest_args a = {
+        (const uint8_t *const *)cell, batch, pixels, pixels_at, {}, {}, labels, header};
+    for (int c = 0; c < 3; c++) {
+        a.scale[c] = scale[c];
+        a.shift[c] = shift[c];
+    }
+    unsigned grid = k_blocks((pixels + 15) / 16, THREADS, 16 * sms);
+    k_by_type(type, [&](auto t) {
+        using T = decltype(t);
+        k_ingest_kernel<T><<<grid, THREADS, 0, s>>>(a, (T *)x);
+    });
+}
+
+/* ---------------------------------------------------------------- sums */
+
+/* n / N whole accesses, then the rest one by one. */
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    k_add_kernel(const T *__restrict__ a, const T *__restrict__ b, T *__restrict__ y, int64_t n)
+{
+    constexpr int N = k_type<T>::wide;
+    int64_t whole = n / N;
+    for (int64_t i = first_item(); i < whole; i += item_stride()) {
+        float f[N], g[N];
+        k_vec<T, N> v = k_load_last<T, N>(a + i * N), w = k_load_last<T, N>(b + i * N);
+        k_unpack(v, f);
+        k_unpack(w, g);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            f[j] += g[j];
+        k_pack(f, v);
+        k_put(y + i * N, v);
+    }
+    for (int64_t i = whole * N + first_item(); i < n; i += item_stride())
+        y[i] = k_type<T>::store(k_type<T>::load(a[i]) + k_type<T>::load(b[i]));
+}
+
+void k_add(cudaStream_t s, int type, int sms, const void *a, const void *b, void *y, int64_t n)
+{
+    k_by_type(type, [&](auto t) {
+        using T = decltype(t);
+        unsigned grid = k_blocks(n, THREADS * k_type<T>::wide, 16 * sms);
+        k_add_kernel<T><<<grid, THREADS, 0, s>>>((const T *)a, (const T *)b, (T *)y, n);
+    });
+}
+
+__global__ void __launch_bounds__(THREADS)
+    k_fold_kernel(const float4 *__restrict__ grad, const dnri_header *h, float4 *gsum, int64_t n)
+{
+    bool first = h->first != 0;
+    for (int64_t i = first_item(); i < n; i += item_stride()) {
+        float4 g = __ldcs(grad + i);
+        if (!first) {
+            float4 s = gsum[i];
+            g = make_float4(s.x + g.x, s.y + g.y, s.z + g.z, s.w + g.w);
+        }
+        gsum[i] = g;
+    }
+}
+
+void k_fold(cudaStream_t s, int sms, const float *grad, const dnri_header *h, float *gsum,
+            int64_t n)
+{
+    k_fold_kernel<<<k_blocks(n / 4, THREADS, 16 * sms), THREADS, 0, s>>>((const float4 *)grad, h,
+                                                                         (float4 *)gsum, n / 4);
+}
+
+/* ---------------------------------------------------------------- gradient statistics */
+
+/* Sum over the block in a fixed order; thread 0 gets it. */
+__device__ k_stat_part block_sum(k_stat_part p)
+{
+    __shared__ k_stat_part sm[THREADS];
+    sm[threadIdx.x] = p;
+    __syncthreads();
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            sm[threadIdx.x].sqsum += sm[threadIdx.x + half].sqsum;
+            sm[threadIdx.x].bad += sm[threadIdx.x + half].bad;
+        }
+        __syncthreads();
+    }
+    return sm[0];
+}
+
+__global__ void __launch_bounds__(THREADS) k_stat_kernel(const float4 *__restrict__ grad, int64_t n,
+                                                         k_stat_part *part, const dnri_state *state)
+{
+    float inv = 1.0f / state->loss_scale;
+    k_stat_part p = {0, 0};
+    for (int64_t i = first_item(); i < n; i += item_stride()) {
+        float4 g = grad[i];
+        p.bad |= !(isfinite(g.x) && isfinite(g.y) && isfinite(g.z) && isfinite(g.w));
+        g = make_float4(g.x * inv, g.y * inv, g.z * inv, g.w * inv);
+        p.sqsum += g.x * g.x + g.y * g.y + (g.z * g.z + g.w * g.w);
+    }
+    p = block_sum(p);
+    if (threadIdx.x == 0)
+        part[blockIdx.x] = p;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    k_stat_final_kernel(const k_stat_part *part, int n, dnri_state *state)
+{
+    k_stat_part p = {0, 0};
+    for (int i = threadIdx.x; i < n; i += THREADS) {
+        p.sqsum += part[i].sqsum;
+        p.bad += part[i].bad;
+    }
+    p = block_sum(p);
+    if (threadIdx.x == 0) {
+        state->grad_sqsum = p.sqsum;
+        state->found_inf = p.bad != 0;
+    }
+}
+
+void k_stat(cudaStream_t s, int sms, const float *grad, int64_t n, k_stat_part *part,
+            dnri_state *state)
+{
+    unsigned grid = k_blocks(n / 4, THREADS * 4, K_STAT_BLOCKS);
+    k_stat_kernel<<<grid, THREADS, 0, s>>>((const float4 *)grad, n / 4, part, state);
+    k_stat_final_kernel<<<1, THREADS, 0, s>>>(part, (int)grid, state);
+}
+
+/* ---------------------------------------------------------------- optimizer */
+
+template <class T, bool WEIGHT>
+__global__ void __launch_bounds__(THREADS) k_sgd_kernel(k_sgd_args a)
+{
+    if (a.scaled && a.state->found_inf)
+        return;
+    float lr = (float)a.header->lr, factor = 1.0f / a.state->loss_scale;
+    if (a.clip > 0) {
+        double c = a.clip / (sqrt(a.state->grad_sqsum) + 1e-6);
+        factor *= (float)(c < 1 ? c : 1);
+    }
+    for (int64_t i = first_item(); i * 4 < a.n; i += item_stride()) {
+        k_vec<float, 4> g = k_load_last<float, 4>(a.grad + i * 4);
+        k_vec<float, 4> w = *(const k_vec<float, 4> *)(a.master + i * 4);
+        k_vec<float, 4> v = *(const k_vec<float, 4> *)(a.momentum + i * 4);
+        float decay = a.decay[i / 16] ? a.weight_decay : 0.0f; /* 64 elements share a flag */
+        float f[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float d = g.v[j] * factor + decay * w.v[j];
+            v.v[j] = a.mu * v.v[j] + d;
+            w.v[j] -= lr * (a.nesterov ? d + a.mu * v.v[j] : v.v[j]);
+            f[j] = w.v[j];
+        }
+        k_put(a.master + i * 4, w);
+        k_put(a.momentum + i * 4, v);
+        if (WEIGHT) {
+            k_vec<T, 4> low;
+            k_pack(f, low);
+            k_put((T *)a.weight + i * 4, low);
+        }
+    }
+}
+
+void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a)
+{
+    unsigned grid = k_blocks(a->n / 4, THREADS, 16 * sms);
+    k_by_type(type, [&](auto t) {
+        using T = decltype(t);
+        if (a->weight)
+            k_sgd_kernel<T, true><<<grid, THREADS, 0, s>>>(*a);
+        else
+            k_sgd_kernel<T, false><<<grid, THREADS, 0, s>>>(*a);
+    });
+}
+
+__global__ void k_scaler_kernel(bool scaled, dnri_state *state)
+{
+    state->steps += 1;
+    if (!scaled)
+        return;
+    if (state->found_inf) {
+        state->loss_scale *= DNRI_SCALE_BACKOFF;
+        state->growth = 0;
+        state->skipped += 1;
+    } else if (++state->growth == DNRI_SCALE_INTERVAL) {
+        float scale = state->loss_scale * DNRI_SCALE_GROWTH;
+        if (isfinite(scale))
+            state->loss_scale = scale;
+        state->growth = 0;
+    }
+}
+
+void k_scaler(cudaStream_t s, bool scaled, dnri_state *state)
+{
+    k_scaler_kernel<<<1, 1, 0, s>>>(scaled, state);
+}
+
+/* ---------------------------------------------------------------- for the host's part */
+
+template <class T> __global__ void k_noise_kernel(T *x, int64_t n, float scale)
+{
+    for (int64_t i = first_item(); i < n; i += item_stride()) {
+        uint32_t h = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32);
+        h = (h ^ h >> 16) * 0x7feb352du;
+        h = (h ^ h >> 15) * 0x846ca68bu;
+        h ^= h >> 16;
+        x[i] = k_type<T>::store(((float)h * 0x1p-31f - 1.0f) * scale);
+    }
+}
+
+void k_noise(cudaStream_t s, int type, int sms, void *x, int64_t n, float scale)
+{
+    k_by_type(type, [&](auto t) {
+        using T = decltype(t);
+        k_noise_kernel<T><<<k_blocks(n, THREADS * 8, 16 * sms), THREADS, 0, s>>>((T *)x, n, scale);
+    });
+}
+
+cudaError_t k_usable(void)
+{
+    cudaFuncAttributes attr;
+    return cudaFuncGetAttributes(&attr, (const void *)k_scaler_kernel);
+}

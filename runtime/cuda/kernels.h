@@ -1,0 +1,59 @@
+/* kernels.h: the engine's kernels: batches in, sums and the optimizer. Read by C and by CUDA C++.
+ * `type` is a dnr_dtype: F16, BF16 or F32. `sms`: multiprocessors of the device. */
+#ifndef DNR_CUDA_KERNELS_H
+#define DNR_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Blocks of k_stat's first stage: its workspace is K_STAT_BLOCKS k_stat_part. */
+#define K_STAT_BLOCKS 512
+typedef struct k_stat_part {
+    double sqsum;
+    int64_t bad;
+} k_stat_part;
+
+typedef struct k_sgd_args {
+    const float *grad;
+    const dnri_header *header;
+    const dnri_state *state;
+    float *master, *momentum;
+    void *weight;               /* NULL where it is the master copy */
+    const unsigned char *decay; /* a flag for each DNRI_PARAM_ALIGN elements */
+    int64_t n;                  /* elements, a multiple of DNRI_PARAM_ALIGN */
+    float mu, weight_decay;
+    double clip; /* 0 = off */
+    bool nesterov, scaled;
+} k_sgd_args;
+
+/* cudaSuccess when this build has code for the current device. */
+cudaError_t k_usable(void);
+
+/* x[i] = pixel[i] · scale[i mod 3] + shift[i mod 3], labels and header, from the slot whose address lies in
+ * `cell`; a null address (nothing fed yet) leaves all untouched. */
+void k_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch, int64_t pixels,
+              int64_t pixels_at, const float scale[3], const float shift[3], void *x,
+              int32_t *labels, dnri_header *header);
+/* y = a + b, n elements */
+void k_add(cudaStream_t s, int type, int sms, const void *a, const void *b, void *y, int64_t n);
+/* gsum = first ? grad : gsum + grad */
+void k_fold(cudaStream_t s, int sms, const float *grad, const dnri_header *h, float *gsum,
+            int64_t n);
+void k_stat(cudaStream_t s, int sms, const float *grad, int64_t n, k_stat_part *part,
+            dnri_state *state);
+void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a);
+void k_scaler(cudaStream_t s, bool scaled, dnri_state *state);
+/* Uniform values in (−1, 1) · scale, for the tuner. */
+void k_noise(cudaStream_t s, int type, int sms, void *x, int64_t n, float scale);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
