@@ -140,10 +140,10 @@ static dnr_status read_map(walk *w, FILE *f, const char *map, size_t **token, bo
         char *end = class;
         while (end > line && strchr(" \t", end[-1]))
             end--;
-        *end = 0;
         if (end == line)
             return DNR_FAIL(DNR_EDATA, "a line is FILE CLASS, such as: img_0001.jpg 65",
                             "%s:%d: \"%.200s\" has no class", map, number, class);
+        *end = 0;
         size_t length = push(w, w->root, line);
         struct stat sb;
         if (!length || stat(w->path, &sb))
