@@ -297,6 +297,8 @@ static void checks_over_several_keys(void **state)
         {"[model]\nname = resnet20\n[data]\naspect_min = 2\n", "dir/t.cfg:4", "data.aspect_min"},
         {"[model]\nname = resnet18\nstem = imagenet\n[data]\nimage = 31\n", "dir/t.cfg:5",
          "31 pixels are too small"},
+        {"[model]\nname = resnet50\n[data]\nimage = 8\n", "dir/t.cfg:4",
+         "8 pixels are too small for resnet50"},
         {"[model]\nname = resnet20\n[optim]\nwarmup = 90\n", "dir/t.cfg:4",
          "leaves nothing of train.epochs = 90"},
         {"[model]\nname = resnet20\n[optim]\nschedule = onecycle\nwarmup = 1\n", "dir/t.cfg:5",

@@ -407,6 +407,16 @@ dnr_status cfg_load(cfg *c, const char *name, char *const set[], int n_set, dnr_
         }                                                                                          \
     } while (0)
 
+static bool has_imagenet_stem(const cfg *c)
+{
+    static const char *const nets[] = {"resnet18", "resnet34", "resnet50", "resnet101",
+                                       "resnet152"};
+    for (size_t i = 0; c->model.stem == STEM_AUTO && i < sizeof nets / sizeof nets[0]; i++)
+        if (!strcmp(c->model.name, nets[i]))
+            return true;
+    return c->model.stem == STEM_IMAGENET;
+}
+
 dnr_status cfg_check(const cfg *c, dnr_error *err)
 {
     enum { STEP = 1, MULTISTEP, LINEAR, COSINE, POLY, ONECYCLE }; /* of optim.schedule */
@@ -426,11 +436,10 @@ dnr_status cfg_check(const cfg *c, dnr_error *err)
           "data.area_min is above data.area_max");
     CHECK(c->data.aspect_min <= c->data.aspect_max, "data.aspect_min", "swap them",
           "data.aspect_min is above data.aspect_max");
-    CHECK(c->model.stem != STEM_IMAGENET || c->data.image >= 32, "data.image",
+    CHECK(!has_imagenet_stem(c) || c->data.image >= 32, "data.image",
           "use model.stem = cifar, or data.image of 32 or more",
-          "pictures of %lld pixels are too small for model.stem = imagenet, which shrinks them 32 "
-          "times",
-          (long long)c->data.image);
+          "pictures of %lld pixels are too small for %s with the imagenet stem",
+          (long long)c->data.image, c->model.name);
     CHECK(c->optim.warmup < (double)c->train.epochs, "optim.warmup",
           "shorten the warm-up, or train longer",
           "optim.warmup = %g epochs leaves nothing of train.epochs = %lld", c->optim.warmup,

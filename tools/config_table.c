@@ -1,9 +1,6 @@
 /* config_table.c: every key of a cfg. The parser, docs/cfg.md and `dnnrun train --help` are made from this table. */
 #include "config.h"
 
-#include <math.h>
-#include <string.h>
-
 #define AT(field) offsetof(cfg, field)
 
 #define BOOL(key, field, unset, doc)                                                               \
@@ -40,7 +37,6 @@
         key, CFG_REALS, AT(field), min, max, above, count, NULL, unset, unit, doc                  \
     }
 
-/* clang-format off: one key, one paragraph */
 const cfg_key cfg_keys[] = {
     STRING("device", device, NULL, "auto",
            "Where the work runs: `auto` (the first CUDA device, else the CPU), `cpu`, `cuda` or "
@@ -71,14 +67,15 @@ const cfg_key cfg_keys[] = {
     INT("data.image", data.image, 1, 8192, "224", "pixels",
         "Height and width of the pictures given to the network."),
     INT("data.resize", data.resize, 0, 16384, "0", "pixels",
-        "For validation (and for `crop = none`) the shorter side is resized to this before the "
-        "centre is cut out. 0: to `data.image`."),
+        "The shorter side is resized to this before the centre is cut out (validation, and "
+        "training "
+        "with `crop = none`) or the border is added (`crop = pad`). 0: to `data.image`."),
     CHOICE("data.crop", data.crop, "random|pad|none", "random",
            "How training pictures are cut: `random` resizes a random part (torchvision's "
            "RandomResizedCrop); `pad` adds a border of `data.pad` zeros and cuts at a random "
            "place; `none` does as for validation."),
     INT("data.pad", data.pad, 0, 1024, "0", "pixels", "Border on each side for `crop = pad`."),
-    BOOL("data.flip", data.flip, "true", "Mirror every second training picture, at random."),
+    BOOL("data.flip", data.flip, "true", "Mirror each training picture with probability 1/2."),
     POSITIVE("data.area_min", data.area_min, 1, "0.08", "",
              "`crop = random`: least share of the picture's area."),
     POSITIVE("data.area_max", data.area_max, 1, "1", "",
@@ -196,7 +193,6 @@ const cfg_key cfg_keys[] = {
         "Epochs between two saves of `checkpoints/epoch-NNNN`. 0: none. `checkpoints/best` (after "
         "an evaluation) and `checkpoints/last` (at the end) are always written."),
 };
-/* clang-format on */
 const int cfg_n_keys = sizeof cfg_keys / sizeof cfg_keys[0];
 _Static_assert(sizeof cfg_keys / sizeof cfg_keys[0] <= CFG_MAX_KEYS,
                "cfg.origin has room for every key");

@@ -229,8 +229,11 @@ static dnr_status evaluate(loop *l)
     l->last = r;
     l->evals++;
     l->eval_seconds += seconds;
-    screen_print("epoch %lld/%lld: accuracy %.2f %% (top-5 %.2f %%), loss %.4f, on %lld pictures",
-                 (long long)l->epochs, (long long)s->cfg.train.epochs, 100 * top1, 100 * top5,
+    bool whole =
+        l->seen < s->steps || !s->cfg.train.max_steps; /* else it may end within an epoch */
+    screen_print("%s %lld/%lld: accuracy %.2f %% (top-5 %.2f %%), loss %.4f, on %lld pictures",
+                 whole ? "epoch" : "step", (long long)(whole ? l->epochs : l->seen),
+                 (long long)(whole ? s->cfg.train.epochs : s->steps), 100 * top1, 100 * top5,
                  r.loss, (long long)r.images);
     TOOL_TRY(st, rundir_record(l->dir,
                                json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o}",
