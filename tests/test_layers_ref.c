@@ -314,8 +314,8 @@ static void test_finite_differences(void **state)
     uint64_t seed = 11;
     json_array_foreach(all, i, json)
     {
-        if (!is_layer(json))
-            continue;
+        if (!is_layer(json) || truth(json_object_get(json, "opts"), "tied"))
+            continue; /* a maximum has no derivative at a tie */
         chain c;
         chain_open(&c, json);
         for (size_t p = 0; p < 4; p++) {

@@ -4,6 +4,7 @@
 #include "../layers/fuse.h"
 #include "../runtime/model.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -192,7 +193,9 @@ typedef struct network {
     dnr_tid x, labels;
 } network;
 
-static void network_open(network *t, bool fused)
+/* `linear`: the first block has no last ReLU, so that the sum of its gradients has two readers: its norm
+ * and its shortcut. */
+static void network_open(network *t, bool linear, bool fused)
 {
     dnr_graph *g;
     rig_open(&t->r, ref, DNR_PRECISION_AUTO, true);
@@ -208,7 +211,7 @@ static void network_open(network *t, bool fused)
         snprintf(conv, sizeof conv, "c%d", i + 1);
         snprintf(norm, sizeof norm, "b%d", i + 1);
         dnr_tid b = dnr_conv(g, conv, a, &(dnr_conv_opts){4, 3, 1, 1});
-        a = dnr_norm(g, norm, b, a, &(dnr_norm_opts){.relu = true});
+        a = dnr_norm(g, norm, b, a, &(dnr_norm_opts){.relu = i > 0 || !linear});
     }
     a = dnr_dense(g, "fc", dnr_global_avg_pool(g, "pool", a), 3);
     OK(dnri_model_loss(g, a, t->labels, 0.1, 0.5));
@@ -225,12 +228,12 @@ static int count_ops(const dnr_graph *g, const dnri_op_def *def)
     return n;
 }
 
-static void network_grads(bool fused, double **grad, int64_t *n)
+static void network_grads(bool linear, bool fused, double **grad, int64_t *n)
 {
     static const double labels[] = {2, 0};
     network t;
-    network_open(&t, fused);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_add), fused ? 0 : 2);
+    network_open(&t, linear, fused);
+    assert_int_equal(count_ops(t.r.g, &dnri_def_add), fused ? linear : 2);
     rig_plan(&t.r, true, false);
     rig_bind(&t.r);
     OK(dnri_store_init(t.r.store, 5));
@@ -247,14 +250,47 @@ static void network_grads(bool fused, double **grad, int64_t *n)
 
 static void test_gradient_add_fusion(void **state)
 {
-    double *plain, *fused;
-    int64_t n, m;
-    network_grads(false, &plain, &n);
-    network_grads(true, &fused, &m);
-    assert_int_equal(n, m);
-    assert_true(rig_error(fused, plain, n) < 1e-13);
-    free(plain);
-    free(fused);
+    for (int linear = 0; linear < 2; linear++) {
+        double *plain, *fused;
+        int64_t n, m;
+        network_grads(linear, false, &plain, &n);
+        network_grads(linear, true, &fused, &m);
+        assert_int_equal(n, m);
+        assert_true(rig_error(fused, plain, n) < 1e-13);
+        free(plain);
+        free(fused);
+    }
+}
+
+/* An add stays where its sum is kept, read elsewhere, or where dy2 is taken. */
+static void test_fusion_limits(void **state)
+{
+    enum { SOLE, KEPT, READ, TAKEN, MODES };
+    const dnr_desc d = dnri_desc4(DNR_F64, 2, 3, 3, 4), vector = dnri_desc1(DNR_F64, 4);
+    for (int mode = 0; mode < MODES; mode++) {
+        const dnri_norm_bwd_attr a = {false, false};
+        rig r;
+        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        dnr_tid t[3], v[4], out[4] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE}, z = DNRI_NONE;
+        for (int i = 0; i < 3; i++)
+            t[i] = rig_leaf(&r, "t", d);
+        for (int i = 0; i < 4; i++)
+            v[i] = rig_leaf(&r, "v", vector);
+        const dnr_tid sum = dnri_add(r.g, "sum", t[0], t[1]);
+        if (mode == KEPT)
+            dnri_keep(r.g, sum);
+        if (mode == READ)
+            OK(dnri_emit(r.g, &dnri_def_relu, "l", NULL, 0, 1, &sum, 1, &z));
+        const dnr_tid dy2 = mode == TAKEN ? t[2] : DNRI_NONE;
+        const dnr_tid in[] = {t[2], DNRI_NONE, sum, dy2, v[0], v[1], v[2], v[3]};
+        OK(dnri_emit(r.g, &dnri_def_norm_bwd, "l", &a, sizeof a, 8, in, 4, out));
+        OK(dnri_fuse_gradient_add(r.g));
+        const dnri_op *last = dnri_graph_op(r.g, dnri_graph_ops(r.g) - 1);
+        assert_int_equal(count_ops(r.g, &dnri_def_add), mode != SOLE);
+        assert_int_equal(last->in[2], mode == SOLE ? t[0] : sum);
+        assert_int_equal(last->in[3], mode == SOLE ? t[1] : dy2);
+        rig_close(&r);
+    }
 }
 
 static int position(const dnr_graph *g, const dnri_op_def *def, const char *name)
@@ -268,7 +304,7 @@ static int position(const dnr_graph *g, const dnri_op_def *def, const char *name
 static void test_gradient_order(void **state)
 {
     network t;
-    network_open(&t, false);
+    network_open(&t, false, false);
     const dnr_graph *g = t.r.g;
     assert_true(position(g, &dnri_def_conv_wgrad, "c1") >= 0);
     assert_true(position(g, &dnri_def_conv_wgrad, "c1") < position(g, &dnri_def_conv_dgrad, "c1"));
@@ -291,7 +327,7 @@ static void test_evaluation_graph(void **state)
 static void test_flops(void **state)
 {
     network t;
-    network_open(&t, false);
+    network_open(&t, false, false);
     static const dnri_op_def *const defs[] = {&dnri_def_conv, &dnri_def_conv_wgrad,
                                               &dnri_def_conv_dgrad};
     for (int i = 0; i < 3; i++) {
@@ -305,6 +341,59 @@ static void test_flops(void **state)
         assert_true(op->def->flops(t.r.g, op) == 2.0 * 2 * 4 * 3);
     }
     rig_close(&t.r);
+}
+
+/* ---- what counts as correct */
+
+static dnri_state count(int64_t n, int64_t k, const double *logits, const double *labels,
+                        bool first)
+{
+    rig r;
+    dnri_state s;
+    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    dnr_tid x = rig_leaf(&r, "x", dnri_desc4(DNR_F64, n, 1, 1, k));
+    dnr_tid l = rig_leaf(&r, "labels", dnri_desc4(DNR_I32, n, 1, 1, 1));
+    dnr_loss(r.g, x, l, DNRI_NONE, &(dnr_loss_opts){0, 1});
+    rig_plan(&r, true, false);
+    rig_bind(&r);
+    OK(dnri_store_write_state(r.store, &(dnri_state){.loss_sum = 1,
+                                                     .correct1 = 10,
+                                                     .correct5 = 20,
+                                                     .samples = 30,
+                                                     .forwards = 40,
+                                                     .loss_scale = 1}));
+    rig_header(&r, 0, first);
+    rig_write(&r, x, logits);
+    rig_write(&r, l, labels);
+    rig_run(&r);
+    OK(dnri_store_read_state(r.store, &s));
+    rig_close(&r);
+    return s;
+}
+
+static void expect_counts(dnri_state s, int64_t correct1, int64_t correct5, int64_t samples)
+{
+    assert_int_equal(s.correct1, correct1);
+    assert_int_equal(s.correct5, correct5);
+    assert_int_equal(s.samples, samples);
+    assert_int_equal(s.forwards, 41);
+}
+
+static void test_correct(void **state)
+{
+    static const double rank[] = {
+        6, 5, 4, 3,   2, 1, /* label 0: first */
+        6, 5, 4, 3,   2, 1, /* label 4: fifth */
+        6, 5, 4, 3,   2, 1, /* label 5: sixth */
+        6, 5, 4, 3,   2, 1, /* no label */
+        2, 2, 2, 2,   2, 2, /* label 0: a tie goes to the lower index */
+        2, 2, 2, 2,   2, 2, /* label 5 */
+        9, 1, 1, NAN, 1, 1, /* label 0: spoilt */
+    };
+    expect_counts(count(7, 6, rank, (double[]){0, 4, 5, -1, 0, 1, 0}, true), 2, 4, 6);
+    expect_counts(count(7, 6, rank, (double[]){0, 4, 5, -1, 0, 1, 0}, false), 12, 24, 36);
+    /* of 3 classes, all are among the first five but for a NaN */
+    expect_counts(count(2, 3, (double[]){1, 2, 3, NAN, 2, 3}, (double[]){0, 2}, true), 0, 1, 2);
 }
 
 /* ---- errors name the layer and the numbers */
@@ -384,9 +473,11 @@ int main(void)
         cmocka_unit_test(test_plain_ops_do_not_split),
         cmocka_unit_test(test_recompute_clone),
         cmocka_unit_test(test_gradient_add_fusion),
+        cmocka_unit_test(test_fusion_limits),
         cmocka_unit_test(test_gradient_order),
         cmocka_unit_test(test_evaluation_graph),
         cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_correct),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, open_ref, close_ref);

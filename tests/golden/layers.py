@@ -71,10 +71,10 @@ def norm(n, h, w, c, relu, residual, training):
         case("norm", opts, x, {**leaves, **running}, {"y": y})
 
 
-def pool(op, n, h, w, c, kernel, stride, pad):
-    x = leaf(n, c, h, w)
+def pool(op, n, h, w, c, kernel, stride, pad, tied=False):
+    x = torch.round(rand(n, c, h, w)).requires_grad_() if tied else leaf(n, c, h, w)
     f = {"max_pool": F.max_pool2d, "avg_pool": F.avg_pool2d}[op]
-    layer(op, dict(kernel=kernel, stride=stride, pad=pad), x,
+    layer(op, dict(kernel=kernel, stride=stride, pad=pad, tied=tied), x,
           f(x, kernel, stride=stride, padding=pad), dict(x=x))
 
 
@@ -95,13 +95,13 @@ def shortcut(n, h, w, c, out, stride):
     layer("shortcut", dict(out=out, stride=stride), x, y, dict(x=x))
 
 
-def loss(n, k, smoothing, soft):
+def loss(n, k, smoothing, soft, mass=1.0):
     x = leaf(n, k, scale=3.0)
     labels = torch.randint(0, k, (n,))
     inputs = dict(x=x, labels=labels)
     if soft:
         target = torch.round(F.softmax(rand(n, k), 1) * 1000) / 1000
-        target[:, 0] += 1 - target.sum(1)
+        target[:, 0] += mass - target.sum(1)
         inputs["soft"] = target
         each = F.cross_entropy(x, target, label_smoothing=smoothing, reduction="none")
     else:
@@ -148,6 +148,7 @@ for op in ("max_pool", "avg_pool"):
     for shape in [(2, 5, 6, 3, 3, 2, 1), (1, 4, 4, 2, 2, 2, 0), (1, 7, 5, 2, 3, 1, 1),
                   (1, 7, 7, 1, 5, 3, 2)]:
         pool(op, *shape)
+pool("max_pool", 1, 6, 5, 3, 3, 2, 1, tied=True)
 global_pool(2, 3, 4, 3)
 dense(3, 5, 4)
 shortcut(2, 5, 4, 3, 6, 2)
@@ -157,6 +158,7 @@ for smoothing in (0.0, 0.1):
     for soft in (False, True):
         loss(4, 7, smoothing, soft)
 loss(3, 3, 0.1, False)
+loss(3, 4, 0.1, True, mass=1.5)
 sgd(0.0, False, 0.0, True, 0.0, 1.0)
 sgd(0.9, False, 0.01, True, 0.0, 1.0)
 sgd(0.9, True, 0.01, False, 0.0, 1.0)
