@@ -62,9 +62,14 @@ static dnr_status layouts(product *m, const shape *z, bool tf32)
                 "describing a product");
     if (z->bias) {
         cublasLtEpilogue_t e = CUBLASLT_EPILOGUE_BIAS;
+        /* stands for the bias until a run brings it: the choice of an algorithm looks at its alignment */
+        const void *aligned = (const void *)(uintptr_t)(DNRI_PARAM_ALIGN * 2);
         DNRI_CUBLAS(
             cublasLtMatmulDescSetAttribute(m->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &e, sizeof e),
             "describing a bias");
+        DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(m->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                   &aligned, sizeof aligned),
+                    "describing a bias");
     }
     DNRI_CUBLAS(cublasLtMatrixLayoutCreate(&m->a, type_of(z->in), (uint64_t)ar, (uint64_t)ac, ar),
                 "describing a matrix");

@@ -7,6 +7,7 @@
 
 enum { UID_X = 1, UID_W, UID_Y };
 enum { ASKED = 16, MAX_KNOBS = CUDNN_KNOB_TYPE_COUNTS };
+#define REDUCED (1u << CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)
 
 /* Descriptors live as long as the plan made from them: cuDNN does not say which of them it still reads. */
 struct dnri_cudnn_keep {
@@ -220,15 +221,16 @@ static bool compiles_at_run_time(cudnnBackendDescriptor_t engine)
     return false;
 }
 
-/* May an engine with these notes compute `p`? Sums stay in fp32, fp32 stays fp32 unless TF32 is allowed, and
- * the large Winograd tiles lose too many digits. */
+/* May an engine with these notes compute `p`? fp32 stays fp32 unless TF32 is allowed, and the large Winograd tiles
+ * lose too many digits. Engines that may sum in less than fp32 are only taken on proof: see tune.c. */
 static bool allowed(const dnri_conv_problem *p, unsigned notes)
 {
-    unsigned no = 1u << CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION |
-                  1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 |
+    unsigned no = 1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 |
                   1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13;
     if (p->deterministic)
         no |= 1u << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+    if (p->deterministic || !p->benchmark || p->type == DNR_F32)
+        no |= REDUCED;
     if (p->type == DNR_F32 && !p->tf32)
         no |=
             1u << CUDNN_NUMERICAL_NOTE_TENSOR_CORE | 1u << CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
@@ -268,9 +270,12 @@ static dnr_status try_cfg(keep *k, const dnri_cudnn_target *t, const dnri_conv_p
     int64_t workspace = 0;
     c->plan = NULL;
     DNR_TRY(make(k, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
-    if (!get(cfg, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &engine) ||
-        !allowed(p, numerical_notes(engine)) || compiles_at_run_time(engine) != run_time)
+    if (!get(cfg, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &engine))
         return DNR_OK;
+    unsigned notes = numerical_notes(engine);
+    if (!allowed(p, notes) || compiles_at_run_time(engine) != run_time)
+        return DNR_OK;
+    c->doubtful = notes & REDUCED;
     DNR_TRY(describe(k, cfg, engine, c->impl));
     DNR_TRY(make(k, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan));
     if (t->handle)

@@ -14,7 +14,7 @@ typedef struct dnri_conv_problem {
     int64_t n, h, w, c, p, q, k;
     int64_t kernel, stride, pad;
     int64_t deterministic; /* engines that repeat their bits, taken in cuDNN's order, untimed */
-    int64_t benchmark;     /* else: time candidates */
+    int64_t benchmark;     /* else: time candidates, doubtful ones too */
     int64_t workspace_cap; /* bytes */
 } dnri_conv_problem;
 
@@ -45,6 +45,7 @@ typedef struct dnri_cudnn_target {
 typedef struct dnri_conv_candidate {
     cudnnBackendDescriptor_t plan;
     size_t workspace;
+    bool doubtful; /* may sum in less than fp32 */
     char impl[64];
 } dnri_conv_candidate;
 

@@ -147,7 +147,7 @@ void k_fold(cudaStream_t s, int sms, const float *grad, const dnri_header *h, fl
 /* ---------------------------------------------------------------- gradient statistics */
 
 /* Sum over the block in a fixed order; thread 0 gets it. */
-__device__ k_stat_part block_sum(k_stat_part p)
+static __device__ k_stat_part block_sum(k_stat_part p)
 {
     __shared__ k_stat_part sm[THREADS];
     sm[threadIdx.x] = p;
@@ -288,6 +288,38 @@ void k_noise(cudaStream_t s, int type, int sms, void *x, int64_t n, float scale)
     k_by_type(type, [&](auto t) {
         using T = decltype(t);
         k_noise_kernel<T><<<k_blocks(n, THREADS * 8, 16 * sms), THREADS, 0, s>>>((T *)x, n, scale);
+    });
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    k_distance_kernel(const T *a, const T *b, int64_t n, double (*part)[2])
+{
+    __shared__ double sm[2][THREADS];
+    double diff = 0, norm = 0;
+    for (int64_t i = first_item(); i < n; i += item_stride()) {
+        double x = (double)k_type<T>::load(a[i]), y = (double)k_type<T>::load(b[i]);
+        diff += (x - y) * (x - y);
+        norm += y * y;
+    }
+    sm[0][threadIdx.x] = diff;
+    sm[1][threadIdx.x] = norm;
+    __syncthreads();
+    if (threadIdx.x < 2) {
+        double sum = 0;
+        for (int i = 0; i < THREADS; i++)
+            sum += sm[threadIdx.x][i];
+        part[blockIdx.x][threadIdx.x] = sum;
+    }
+}
+
+void k_distance(cudaStream_t s, int type, const void *a, const void *b, int64_t n,
+                double part[K_DISTANCE_BLOCKS][2])
+{
+    k_by_type(type, [&](auto t) {
+        using T = decltype(t);
+        k_distance_kernel<T>
+            <<<K_DISTANCE_BLOCKS, THREADS, 0, s>>>((const T *)a, (const T *)b, n, part);
     });
 }
 

@@ -52,6 +52,10 @@ void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a);
 void k_scaler(cudaStream_t s, bool scaled, dnri_state *state);
 /* Uniform values in (−1, 1) · scale, for the tuner. */
 void k_noise(cudaStream_t s, int type, int sms, void *x, int64_t n, float scale);
+/* Partial sums of (a − b)² and b² over n elements, to be added up by the host. */
+#define K_DISTANCE_BLOCKS 256
+void k_distance(cudaStream_t s, int type, const void *a, const void *b, int64_t n,
+                double part[K_DISTANCE_BLOCKS][2]);
 
 #ifdef __cplusplus
 }
