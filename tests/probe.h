@@ -21,7 +21,7 @@ typedef enum probe_kind {
     POINT,   /* element by element, one rounding to the compute type */
     SUM,     /* a sum in the master type */
     PRODUCT, /* a matrix product, rounded to the compute type */
-    WGRAD,   /* a matrix product in the master type */
+    WGRAD,   /* a matrix product in the master type, possibly by way of the compute type */
     PROBE_KINDS
 } probe_kind;
 double probe_bound(probe_kind k);
