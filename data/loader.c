@@ -306,6 +306,10 @@ dnr_status dnr_loader_rewind(dnr_loader *l)
     double deadline = now() + l->o.timeout_s;
     dnr_status st = DNR_OK;
     pthread_mutex_lock(&l->lock);
+    if (l->delivered == 0 && !l->failed) { /* what is decoded ahead is still to come */
+        pthread_mutex_unlock(&l->lock);
+        return DNR_OK;
+    }
     l->drain = true;
     for (int i = 0; i < l->slots && st == DNR_OK; i++)
         if (l->slot[i].state == SLOT_TAKEN)
