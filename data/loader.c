@@ -306,7 +306,8 @@ dnr_status dnr_loader_rewind(dnr_loader *l)
     double deadline = now() + l->o.timeout_s;
     dnr_status st = DNR_OK;
     pthread_mutex_lock(&l->lock);
-    if (l->delivered == 0 && !l->busy && !l->failed) { /* at the start already: keep what is ready */
+    if (l->delivered == 0 && !l->busy &&
+        !l->failed) { /* at the start already: keep what is ready */
         pthread_mutex_unlock(&l->lock);
         return DNR_OK;
     }
