@@ -312,6 +312,9 @@ dnr_status dnr_trainer_load(dnr_trainer *t, const char *path);
 /* What runs and where it lies: ops, launches, implementations, bytes, FLOPs, memory map and peak of
  * each program. */
 typedef enum dnr_explain_form { DNR_EXPLAIN_TEXT, DNR_EXPLAIN_JSON } dnr_explain_form;
+/* Times every launch of every program on the device, alone and repeated, for dnr_trainer_explain to show. Noise
+ * is the input; afterwards the weights are initialised anew. Takes seconds. */
+dnr_status dnr_trainer_measure(dnr_trainer *t);
 dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE *out);
 /* A hash of the programs (not of the implementations chosen): equal on ranks that can work
  * together. */

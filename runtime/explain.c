@@ -126,6 +126,40 @@ static void explain_buckets(const dnri_plan *p, FILE *out)
     free(b);
 }
 
+static double rate(double amount, double us)
+{
+    return us > 0 ? amount / (us * 1e-6) : 0;
+}
+
+/* The measured times summed over the ops of each kind. */
+static void explain_times(const dnri_plan *p, FILE *out)
+{
+    double all = 0;
+    for (int i = 0; i < p->n; i++)
+        all += p->us[i];
+    fprintf(out, "\nmeasured, each launch alone and repeated: %.3f ms in all\n", all / 1e3);
+    fprintf(out, "%-18s %6s %9s %7s %8s %8s\n", "kind", "ops", "ms", "share", "GB/s", "TFLOP/s");
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op_def *def = dnri_graph_op_c(p->g, i)->def;
+        double us = 0, bytes = 0, flops = 0;
+        int ops = 0, first = 0;
+        while (dnri_graph_op_c(p->g, first)->def != def)
+            first++;
+        for (int k = i; first == i && k < p->n; k++) {
+            const dnri_op *op = dnri_graph_op_c(p->g, k);
+            if (op->def != def)
+                continue;
+            ops++;
+            us += p->us[k];
+            bytes += op_bytes(p, op);
+            flops += op_flops(p, op);
+        }
+        if (ops)
+            fprintf(out, "%-18s %6d %9.3f %6.1f%% %8.0f %8.2f\n", def->name, ops, us / 1e3,
+                    100 * us / all, rate(bytes / 1e9, us), rate(flops / 1e12, us));
+    }
+}
+
 void dnri_plan_explain(const dnri_plan *p, FILE *out)
 {
     totals t = sum_up(p);
@@ -135,16 +169,25 @@ void dnri_plan_explain(const dnri_plan *p, FILE *out)
         "program %s on %s: %d ops, %d launches, %.2f GFLOP, %.2f GB through memory, hash %016llx\n",
         p->name, p->dev->name, p->n, t.launches, t.flops / 1e9, t.bytes / 1e9,
         (unsigned long long)dnri_plan_hash(p));
-    fprintf(out, "%5s %-15s %-28s %-26s %9s %9s %9s  %s\n", "#", "op", "layer", "shape", "GFLOP",
-            "MB", "work MB", "implementation");
+    fprintf(out, "%5s %-15s %-28s %-26s %9s %9s %9s", "#", "op", "layer", "shape", "GFLOP", "MB",
+            "work MB");
+    if (p->us)
+        fprintf(out, " %9s %7s %8s", "us", "GB/s", "TFLOP/s");
+    fprintf(out, "  implementation\n");
     for (int i = 0; i < p->n; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
         const dnri_step *s = &p->steps[i];
-        fprintf(out, "%5d %-15s %-28s %-26s %9.3f %9.2f %9.2f  %s%s%s\n", i, op->def->name,
-                op->name, op_shape(p, op, shape), op_flops(p, op) / 1e9, op_bytes(p, op) / 1e6,
-                (double)s->workspace / 1e6, s->impl, op->clone ? " (recomputed)" : "",
+        fprintf(out, "%5d %-15s %-28s %-26s %9.3f %9.2f %9.2f", i, op->def->name, op->name,
+                op_shape(p, op, shape), op_flops(p, op) / 1e9, op_bytes(p, op) / 1e6,
+                (double)s->workspace / 1e6);
+        if (p->us)
+            fprintf(out, " %9.1f %7.0f %8.2f", p->us[i], rate(op_bytes(p, op) / 1e9, p->us[i]),
+                    rate(op_flops(p, op) / 1e12, p->us[i]));
+        fprintf(out, "  %s%s%s\n", s->impl, op->clone ? " (recomputed)" : "",
                 s->lane == DNRI_COMPUTE ? "" : lane_names[s->lane]);
     }
+    if (p->us)
+        explain_times(p, out);
     explain_memory(p, out);
     if (dnri_graph_training(p->g))
         explain_buckets(p, out);
@@ -158,13 +201,15 @@ static json_t *json_ops(const dnri_plan *p)
     for (int i = 0; i < p->n; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
         const dnri_step *s = &p->steps[i];
-        json_array_append_new(
-            list, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:b, s:f, s:f, s:I}", "op",
-                            op->def->name, "layer", op->name, "phase", phase_names[op->phase],
-                            "shape", op_shape(p, op, shape), "implementation", s->impl, "lane",
-                            lane_names[s->lane], "launches", s->launches, "recomputed", op->clone,
-                            "flops", op_flops(p, op), "bytes", op_bytes(p, op), "workspace",
-                            (json_int_t)s->workspace));
+        json_t *item = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:b, s:f, s:f, s:I}", "op",
+                                 op->def->name, "layer", op->name, "phase", phase_names[op->phase],
+                                 "shape", op_shape(p, op, shape), "implementation", s->impl, "lane",
+                                 lane_names[s->lane], "launches", s->launches, "recomputed",
+                                 op->clone, "flops", op_flops(p, op), "bytes", op_bytes(p, op),
+                                 "workspace", (json_int_t)s->workspace);
+        if (item && p->us)
+            json_object_set_new(item, "us", json_real(p->us[i]));
+        json_array_append_new(list, item);
     }
     return list;
 }

@@ -102,6 +102,7 @@ void dnri_plan_free(dnri_plan *p)
             p->steps[i].drop(p->steps[i].ctx);
     free(p->steps);
     free(p->spans);
+    free(p->us);
     dnri_graph_free(p->g);
     free(p);
 }

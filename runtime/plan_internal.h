@@ -20,6 +20,7 @@ struct dnri_plan {
     void *base; /* the arena's address, once bound */
     dnri_store *store;
     void *program; /* captured; NULL: run step by step */
+    double *us;    /* microseconds of each op, where measured */
 };
 
 static inline const dnri_span *dnri_workspace_span(const dnri_plan *p, int op)

@@ -2,13 +2,15 @@
 #include "session.h"
 
 static const char help[] =
-    "dnnrun plan CFG [section.key=value ...] [--json]: what a training step runs.\n"
+    "dnnrun plan CFG [section.key=value ...] [--measure] [--json]: what a training step runs.\n"
     "\n"
     "  dnnrun plan resnet50.cfg                         ops, launches, implementations, bytes, "
     "FLOPs, memory map\n"
     "  dnnrun plan resnet50.cfg train.batch=64          the same with another batch\n"
     "  dnnrun plan resnet50.cfg memory.recompute=block  how much memory recomputation saves\n"
     "  dnnrun plan quickstart.cfg device=cpu --json     for a program\n"
+    "  dnnrun plan resnet50.cfg --measure               and how long each launch takes on this "
+    "device\n"
     "\n"
     "No pictures are read; memory is reserved as for training.\n";
 
@@ -17,7 +19,7 @@ dnr_status cmd_plan(int argc, char **argv, dnr_error *err)
     tool_args a;
     session s = {0};
     dnr_status st;
-    TOOL_TRY(st, tool_parse(argc, argv, ARG_JSON, &a, err));
+    TOOL_TRY(st, tool_parse(argc, argv, ARG_JSON | ARG_MEASURE, &a, err));
     if (a.help) {
         fputs(help, stdout);
         return DNR_OK;
@@ -25,6 +27,8 @@ dnr_status cmd_plan(int argc, char **argv, dnr_error *err)
     TOOL_TRY(st, tool_need_cfg(&a, "plan", err));
     TOOL_TRY(st, cfg_load(&s.cfg, a.cfg, a.set, a.n_set, err));
     TOOL_TRY(st, session_open(&s, 0, err));
+    if (a.measure)
+        TOOL_LIB(st, dnr_trainer_measure(s.trainer));
     TOOL_LIB(st,
              dnr_trainer_explain(s.trainer, a.json ? DNR_EXPLAIN_JSON : DNR_EXPLAIN_TEXT, stdout));
 out:

@@ -96,6 +96,7 @@ static const struct option all_options[] = {
     {"dry-run", no_argument, NULL, ARG_DRY_RUN},
     {"weights", required_argument, NULL, ARG_WEIGHTS},
     {"json", no_argument, NULL, ARG_JSON},
+    {"measure", no_argument, NULL, ARG_MEASURE},
 };
 enum { N_OPTIONS = sizeof all_options / sizeof all_options[0] };
 
@@ -129,6 +130,9 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
             break;
         case ARG_JSON:
             a->json = true;
+            break;
+        case ARG_MEASURE:
+            a->measure = true;
             break;
         case ':':
             tool_fail(err, DNR_EUSAGE, "command line", "option %s needs a value", argv[optind - 1]);

@@ -38,14 +38,14 @@ const char *tool_nearest(const char *wrong, const char *const names[], int n);
 
 /* ---- arguments: CFG [section.key=value …] and the options that the command allows */
 
-enum { ARG_OUT = 1, ARG_DRY_RUN = 2, ARG_WEIGHTS = 4, ARG_JSON = 8 };
+enum { ARG_OUT = 1, ARG_DRY_RUN = 2, ARG_WEIGHTS = 4, ARG_JSON = 8, ARG_MEASURE = 16 };
 
 typedef struct tool_args {
     const char *cfg; /* NULL: none given */
     char **set;      /* what follows */
     int n_set;
     const char *out, *weights;
-    bool dry_run, json, help;
+    bool dry_run, json, measure, help;
 } tool_args;
 
 /* `argv[0]` is the command's name. Permutes argv. */
