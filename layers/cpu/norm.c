@@ -146,59 +146,79 @@ static dnr_status eval_run(void *ctx)
 
 /* ---- backward: sums ← Σ dz, Σ dz · (x − mean); dresidual ← dz */
 
-DNRI_INLINE float dz_at(const norm *s, int64_t i, bool relu, bool dy2, bool bf16)
+/* What backward reads, by value: a compiler keeps it in registers across stores. */
+typedef struct bwd_in {
+    const void *x, *y, *dy, *dy2;
+    const float *mean;
+} bwd_in;
+
+DNRI_INLINE bwd_in bwd_inputs(const norm *s)
 {
-    float dz = dnri_ld(s->dy, i, bf16);
+    return (bwd_in){s->x, s->y, s->dy, s->dy2_in, s->mean};
+}
+
+DNRI_INLINE float dz_at(bwd_in in, int64_t i, bool relu, bool dy2, bool bf16)
+{
+    float dz = dnri_ld(in.dy, i, bf16);
     if (dy2)
-        dz += dnri_ld(s->dy2_in, i, bf16);
-    return !relu || dnri_ld(s->y, i, bf16) > 0 ? dz : 0;
+        dz += dnri_ld(in.dy2, i, bf16);
+    if (relu)
+        dz = dnri_keep_if(dnri_ld(in.y, i, bf16) > 0, dz);
+    return dz;
 }
 
 DNRI_INLINE void sums_with(const norm *s, int slice, int64_t begin, int64_t end, bool relu,
                            bool dy2, bool residual, bool bf16)
 {
+    const bwd_in in = bwd_inputs(s);
     const int64_t c = s->c;
-    const float *mean = s->mean;
+    void *dres = s->dres;
     double *sum = s->sums + 2 * slice * c, *dot = sum + c;
     memset(sum, 0, 2 * (size_t)c * sizeof *sum);
-    int64_t r = begin;
-    for (; r + ROWS <= end; r += ROWS)
+    int64_t r = begin * c;
+    for (; r + ROWS * c <= end * c; r += ROWS * c)
         DNRI_SIMD
     for (int64_t j = 0; j < c; j++) {
-        float dz[ROWS], t[ROWS];
-        for (int k = 0; k < ROWS; k++) {
-            int64_t i = (r + k) * c + j;
-            dz[k] = dz_at(s, i, relu, dy2, bf16);
-            t[k] = dnri_ld(s->x, i, bf16) - mean[j];
-            if (residual)
-                dnri_st(s->dres, i, dz[k], bf16);
+        const int64_t i0 = r + j, i1 = i0 + c, i2 = i1 + c, i3 = i2 + c;
+        float m = in.mean[j];
+        float z0 = dz_at(in, i0, relu, dy2, bf16), z1 = dz_at(in, i1, relu, dy2, bf16);
+        float z2 = dz_at(in, i2, relu, dy2, bf16), z3 = dz_at(in, i3, relu, dy2, bf16);
+        if (residual) {
+            dnri_st(dres, i0, z0, bf16);
+            dnri_st(dres, i1, z1, bf16);
+            dnri_st(dres, i2, z2, bf16);
+            dnri_st(dres, i3, z3, bf16);
         }
-        sum[j] += ((double)dz[0] + (double)dz[1]) + ((double)dz[2] + (double)dz[3]);
-        dot[j] += ((double)dz[0] * (double)t[0] + (double)dz[1] * (double)t[1]) +
-                  ((double)dz[2] * (double)t[2] + (double)dz[3] * (double)t[3]);
+        double t0 = dnri_ld(in.x, i0, bf16) - m, t1 = dnri_ld(in.x, i1, bf16) - m;
+        double t2 = dnri_ld(in.x, i2, bf16) - m, t3 = dnri_ld(in.x, i3, bf16) - m;
+        double d0 = z0, d1 = z1, d2 = z2, d3 = z3;
+        sum[j] += (d0 + d1) + (d2 + d3);
+        dot[j] += (d0 * t0 + d1 * t1) + (d2 * t2 + d3 * t3);
     }
-    for (; r < end; r++)
+    for (; r < end * c; r += c)
         DNRI_SIMD
     for (int64_t j = 0; j < c; j++) {
-        float dz = dz_at(s, r * c + j, relu, dy2, bf16);
+        float z = dz_at(in, r + j, relu, dy2, bf16);
         if (residual)
-            dnri_st(s->dres, r * c + j, dz, bf16);
-        sum[j] += (double)dz;
-        dot[j] += (double)dz * (double)(dnri_ld(s->x, r * c + j, bf16) - mean[j]);
+            dnri_st(dres, r + j, z, bf16);
+        double d = z, t = dnri_ld(in.x, r + j, bf16) - in.mean[j];
+        sum[j] += d;
+        dot[j] += d * t;
     }
 }
 
-/* dx from dz, read back from dresidual where there is one */
 DNRI_INLINE void dx_with(const norm *s, int64_t begin, int64_t end, bool relu, bool dy2, bool bf16)
 {
+    const bwd_in in = bwd_inputs(s);
     const int64_t c = s->c;
-    const float *mean = s->mean, *factor = s->factor, *offset = s->offset, *slope = s->slope;
+    const float *factor = s->factor, *offset = s->offset, *slope = s->slope;
+    void *dx = s->dx;
     for (int64_t r = begin * c; r < end * c; r += c)
         DNRI_SIMD
     for (int64_t j = 0; j < c; j++) {
-        float dz = dz_at(s, r + j, relu, dy2, bf16);
-        float t = (dnri_ld(s->x, r + j, bf16) - mean[j]) * slope[j];
-        dnri_st(s->dx, r + j, factor[j] * (dz - offset[j] - t), bf16);
+        float dz = dz_at(in, r + j, relu, dy2, bf16);
+        float t = (dnri_ld(in.x, r + j, bf16) - in.mean[j]) * slope[j];
+        dnri_st(dx, r + j, factor[j] * (dz - offset[j] - t), bf16);
     }
 }
 
@@ -232,7 +252,7 @@ DNRI_KERNEL(bwd_sums);
 DNRI_INLINE void bwd_dx(void *ctx, int slice, int64_t begin, int64_t end, bool bf16)
 {
     norm s = *(const norm *)ctx;
-    if (s.dres) {
+    if (s.dres) { /* it holds dz */
         s.dy = s.dres;
         s.relu = s.dy2 = false;
     }

@@ -13,6 +13,7 @@ typedef struct pool {
     int slices, kernel, stride, pad;
     int64_t n, h, w, c; /* of x */
     int64_t p, q;       /* of y */
+    float scale;        /* of averages: 1 / taps; 1 for maxima */
 } pool;
 
 static int64_t at_least(int64_t a, int64_t b)
@@ -76,7 +77,7 @@ DNRI_INLINE void avg_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
     const pool *s = ctx;
     const void *x = s->b.in[0];
     void *y = s->b.out[0];
-    const float scale = 1 / (float)(s->kernel * s->kernel);
+    const float scale = s->scale;
     float sum[CHUNK];
     for (int64_t row = begin; row < end; row++)
         for (int64_t q = 0; q < s->q; q++) {
@@ -110,7 +111,7 @@ DNRI_INLINE void bwd_rows(const pool *s, int64_t begin, int64_t end, bool is_max
     const void *dy = s->b.in[0];
     const uint8_t *index = is_max ? s->b.in[1] : NULL;
     void *dx = s->b.out[0];
-    const float scale = is_max ? 1 : 1 / (float)(s->kernel * s->kernel);
+    const float scale = s->scale;
     float sum[CHUNK];
     for (int64_t row = begin; row < end; row++)
         for (int64_t w = 0; w < s->w; w++) {
@@ -130,9 +131,8 @@ DNRI_INLINE void bwd_rows(const pool *s, int64_t begin, int64_t end, bool is_max
                                          q * s->stride);
                         DNRI_SIMD
                         for (int j = 0; j < m; j++)
-                            sum[j] += !is_max || index[from + j] == here
-                                          ? dnri_ld(dy, from + j, bf16)
-                                          : 0;
+                            sum[j] += dnri_keep_if(!is_max || index[from + j] == here,
+                                                   dnri_ld(dy, from + j, bf16));
                     }
                 int64_t to = (row * s->w + w) * s->c + c0;
                 DNRI_SIMD
@@ -181,7 +181,7 @@ DNRI_INLINE void global_bwd_pictures(void *ctx, int slice, int64_t begin, int64_
     const void *dy = s->b.in[0];
     void *dx = s->b.out[0];
     const int64_t area = s->h * s->w, c = s->c;
-    const float scale = 1 / (float)area;
+    const float scale = s->scale;
     for (int64_t n = begin; n < end; n++)
         for (int64_t i = 0; i < area; i++)
             DNRI_SIMD
@@ -209,16 +209,18 @@ POOL_RUN(global_bwd, s->n, global_bwd_pictures_k)
 static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_step *out)
 {
+    enum { MAX, AVG, GLOBAL };
     static const struct {
         const dnri_op_def *def;
         dnr_status (*run)(void *ctx);
         bool forward;
-    } kinds[] = {{&dnri_def_max_pool, max_run, true},
-                 {&dnri_def_max_pool_bwd, max_bwd_run, false},
-                 {&dnri_def_avg_pool, avg_run, true},
-                 {&dnri_def_avg_pool_bwd, avg_bwd_run, false},
-                 {&dnri_def_global_pool, global_run, true},
-                 {&dnri_def_global_pool_bwd, global_bwd_run, false}};
+        int kind;
+    } kinds[] = {{&dnri_def_max_pool, max_run, true, MAX},
+                 {&dnri_def_max_pool_bwd, max_bwd_run, false, MAX},
+                 {&dnri_def_avg_pool, avg_run, true, AVG},
+                 {&dnri_def_avg_pool_bwd, avg_bwd_run, false, AVG},
+                 {&dnri_def_global_pool, global_run, true, GLOBAL},
+                 {&dnri_def_global_pool_bwd, global_bwd_run, false, GLOBAL}};
     int k = 0;
     while (kinds[k].def != op->def)
         k++;
@@ -238,6 +240,10 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     s->c = x->dim[3];
     s->p = y->dim[1];
     s->q = y->dim[2];
+    const int64_t taps = kinds[k].kind == AVG      ? s->kernel * s->kernel
+                         : kinds[k].kind == GLOBAL ? s->h * s->w
+                                                   : 1;
+    s->scale = 1 / (float)taps;
     s->slices = dnri_slices_for(dev, dnri_count(x));
     return DNR_OK;
 }

@@ -29,7 +29,7 @@ DNRI_INLINE void bwd(void *ctx, int slice, int64_t begin, int64_t end, bool bf16
     void *dx = s->b.out[0];
     DNRI_SIMD
     for (int64_t i = begin; i < end; i++)
-        dnri_st(dx, i, dnri_ld(y, i, bf16) > 0 ? dnri_ld(dy, i, bf16) : 0, bf16);
+        dnri_st(dx, i, dnri_keep_if(dnri_ld(y, i, bf16) > 0, dnri_ld(dy, i, bf16)), bf16);
 }
 DNRI_KERNEL(bwd);
 

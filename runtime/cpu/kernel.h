@@ -60,4 +60,15 @@ DNRI_INLINE void dnri_st(void *p, int64_t i, float v, bool bf16)
     ((uint16_t *)p)[i] = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : round);
 }
 
+/* keep ? v : 0, by masking: compilers turn the plain form into a branch around the load of v, and
+ * then do not vectorise the loop. */
+DNRI_INLINE float dnri_keep_if(bool keep, float v)
+{
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    bits &= -(uint32_t)keep;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
 #endif

@@ -282,6 +282,13 @@ out:
     return st;
 }
 
+/* Convolutions gain from weights laid out as they like; for a dense layer the reorder would cost more than
+ * the product. */
+static dnnl_format_tag_t weights_tag(const dnri_dnn_desc *d)
+{
+    return d->dense ? dnnl_ab : dnnl_format_tag_any;
+}
+
 static dnr_status make_mds(const dnri_dnn_desc *d, tensor_md md[4], tensor_md *plain)
 {
     dnr_status st = DNR_OK;
@@ -298,7 +305,7 @@ static dnr_status make_mds(const dnri_dnn_desc *d, tensor_md md[4], tensor_md *p
         int n = d->dense ? 2 : 4;
         dnnl_format_tag_t tag = d->dense ? dnnl_ab : dnnl_acdb;
         bool weights = i == DNRI_DNN_WEIGHTS;
-        DNN_GOTO("a tensor", md_make(&md[i], n, dims, type, weights ? dnnl_format_tag_any : tag));
+        DNN_GOTO("a tensor", md_make(&md[i], n, dims, type, weights ? weights_tag(d) : tag));
         if (weights)
             DNN_GOTO("a tensor", md_make(plain, n, dims, type, tag));
     }
@@ -369,7 +376,7 @@ dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **ou
         DNN_GOTO("a tensor",
                  md_make(&fwd_weights, d->dense ? 2 : 4, dims,
                          d->shape[DNRI_DNN_SRC].dtype == DNR_BF16 ? dnnl_bf16 : dnnl_f32,
-                         dnnl_format_tag_any));
+                         weights_tag(d)));
         tensor_md fwd_md[4] = {md[DNRI_DNN_SRC], fwd_weights, md[DNRI_DNN_BIAS], md[DNRI_DNN_DST]};
         pd_args f = a;
         f.pass = DNRI_DNN_FPROP;
