@@ -286,7 +286,8 @@ dnr_status dnr_loader_next(dnr_loader *l, dnr_batch *out, bool *more)
                        .labels = (int32_t *)(s->memory + dnri_slot_labels()),
                        .pixels = s->memory + dnri_slot_pixels(l->o.batch),
                        .position = s->position,
-                       .index = (int)(s - l->slot)};
+                       .index = (int)(s - l->slot),
+                       .bytes = dnri_slot_bytes(l->o.batch, l->o.image, l->o.image)};
     for (int64_t k = 0; k < l->o.batch; k++)
         out->count += out->labels[k] >= 0;
     return DNR_OK;

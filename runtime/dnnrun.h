@@ -154,6 +154,7 @@ typedef struct dnr_batch {
     int64_t position; /* of its first sample in the stream */
     int64_t count;    /* labels >= 0 */
     int index;        /* of the slot */
+    size_t bytes;     /* of the slot */
 } dnr_batch;
 
 typedef struct dnr_bad_sample {
@@ -180,6 +181,11 @@ void dnr_loader_release(dnr_loader *l, const dnr_batch *b);
 dnr_status dnr_loader_rewind(dnr_loader *l);
 void dnr_loader_get_stats(dnr_loader *l, dnr_loader_stats *out);
 const dnr_loader_opts *dnr_loader_get_opts(const dnr_loader *l); /* with defaults filled in */
+
+/* A batch of the caller's own, in pinned memory of `dev` (NULL: ordinary memory): black pictures, labels
+ * −1 (no sample). For pictures that are in memory already, and for measurements without a loader. */
+dnr_status dnr_batch_new(dnr_device *dev, int64_t batch, int image, dnr_batch *out);
+void dnr_batch_free(dnr_device *dev, dnr_batch *b);
 
 /* ---------------------------------------------------------------- training */
 
@@ -297,10 +303,15 @@ void dnr_trainer_destroy(dnr_trainer *t);
  * the step before the one just enqueued (step = 0 when there was none yet), so nothing waits for
  * the device. */
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out);
+/* The same on batches of the caller's, `n` = `accumulate` of them. The caller's again on return. */
+dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dnr_metrics *out);
 /* Waits (bounded) until all enqueued steps are done and describes the last one. */
 dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out);
 /* One exact pass over a validation loader: each sample counts once. */
 dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out);
+/* The forward pass of evaluation over a batch of eval_batch pictures of eval_image, whatever their labels.
+ * Waits for `logits` [eval_batch, classes]; where that is NULL it enqueues and returns. */
+dnr_status dnr_trainer_predict(dnr_trainer *t, const dnr_batch *b, float *logits);
 
 /* Weights and running statistics, with torchvision's names and layouts. `path` is written whole or
  * not at all (temporary file, fsync, rename). */

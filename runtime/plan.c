@@ -122,7 +122,7 @@ const dnr_graph *dnri_plan_graph(const dnri_plan *p)
     return p->g;
 }
 
-static void *address(const dnri_plan *p, dnr_tid t)
+void *dnri_plan_address(const dnri_plan *p, dnr_tid t)
 {
     if (t < 0)
         return NULL;
@@ -167,9 +167,9 @@ dnr_status dnri_plan_bind(dnri_plan *p, dnri_store *store, void *arena, bool wan
         const dnri_op *op = dnri_graph_op_c(p->g, i);
         dnri_binding b = {0};
         for (int k = 0; k < op->n_in; k++)
-            b.in[k] = address(p, op->in[k]);
+            b.in[k] = dnri_plan_address(p, op->in[k]);
         for (int k = 0; k < op->n_out; k++)
-            b.out[k] = address(p, op->out[k]);
+            b.out[k] = dnri_plan_address(p, op->out[k]);
         if (p->steps[i].workspace)
             b.workspace = (char *)arena + dnri_workspace_span(p, i)->offset;
         if (p->steps[i].bind && p->steps[i].bind(p->steps[i].ctx, &b) != DNR_OK)
@@ -202,9 +202,9 @@ static dnr_status transfer(dnri_plan *p, dnr_tid t, double *get, const double *p
     dnr_status st;
     if (put) {
         dnri_from_double(x->desc.dtype, put, host, n);
-        st = dnri_copy_now(p->dev, address(p, t), host, bytes);
+        st = dnri_copy_now(p->dev, dnri_plan_address(p, t), host, bytes);
     } else {
-        st = dnri_copy_now(p->dev, host, address(p, t), bytes);
+        st = dnri_copy_now(p->dev, host, dnri_plan_address(p, t), bytes);
         if (st == DNR_OK)
             dnri_to_double(x->desc.dtype, host, get, n);
     }

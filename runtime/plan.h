@@ -20,7 +20,8 @@ void dnri_plan_free(dnri_plan *p);
 size_t dnri_plan_arena(const dnri_plan *p);       /* bytes at the peak, workspaces included */
 size_t dnri_plan_activations(const dnri_plan *p); /* the same without workspaces */
 dnr_status dnri_plan_bind(dnri_plan *p, dnri_store *store, void *arena, bool capture);
-dnr_status dnri_plan_run(dnri_plan *p); /* enqueue */
+dnr_status dnri_plan_run(dnri_plan *p);                 /* enqueue */
+void *dnri_plan_address(const dnri_plan *p, dnr_tid t); /* of a bound plan; NULL: not part of it */
 /* A kept tensor after a run, as doubles; waits for the device. */
 dnr_status dnri_plan_read(dnri_plan *p, dnr_tid t, double *host);
 dnr_status dnri_plan_write(dnri_plan *p, dnr_tid t,

@@ -30,7 +30,7 @@ static dnr_status emit_forward(dnr_trainer *t, dnr_graph *g, bool training, int6
     DNR_TRY(dnri_ingest(g, &in, &x, &labels));
     *logits = model(g, x, &o->model);
     DNR_TRY(dnri_graph_status(g));
-    if (t->extra.keep)
+    if (t->extra.keep || !training) /* dnr_trainer_predict reads them */
         dnri_keep(g, *logits);
     /* the gradient is the mean's over the whole step; the reported loss of an evaluation is unsmoothed */
     double share = 1 / ((double)batch * (double)o->accumulate);
@@ -275,6 +275,8 @@ void dnr_trainer_destroy(dnr_trainer *t)
             be->free(t->dev, device[i]);
     if (t->pinned)
         be->free_host(t->dev, t->pinned);
+    if (t->logits)
+        be->free_host(t->dev, t->logits);
     dnri_params_free(t->params);
     free((char *)t->o.model.name);
     free((char *)t->o.model.stem);

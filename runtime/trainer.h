@@ -40,7 +40,8 @@ struct dnr_trainer {
     void *staging[2]; /* device copies of slots, filled in turn */
     size_t staging_bytes;
     dnri_pinned *pinned;
-    int64_t fed; /* batches so far, of any program */
+    void *logits; /* pinned, for dnr_trainer_predict; made when it first asks for them */
+    int64_t fed;  /* batches so far, of any program */
 
     int64_t steps, samples; /* enqueued */
     struct {

@@ -138,6 +138,34 @@ dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out)
     return describe(t, t->steps - 2, out);
 }
 
+static dnr_status check_batch(const dnr_batch *b, int64_t batch, int image)
+{
+    size_t need = dnri_slot_bytes(batch, image, image);
+    if (batch == 0)
+        return DNR_FAIL(DNR_EUSAGE, "create the trainer with a positive batch",
+                        "this trainer was made for evaluation only");
+    if (!b->slot || b->bytes != need)
+        return DNR_FAIL(DNR_EUSAGE, "make the batch with the trainer's batch and image",
+                        "a batch of %zu bytes; %lld pictures of %d x %d take %zu", b->bytes,
+                        (long long)batch, image, image, need);
+    return DNR_OK;
+}
+
+dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dnr_metrics *out)
+{
+    double lr = learning_rate(t);
+    if (n != t->o.accumulate)
+        return DNR_FAIL(DNR_EUSAGE, "give as many batches as train.accumulate",
+                        "%lld batches for a step of %lld", (long long)n,
+                        (long long)t->o.accumulate);
+    for (int64_t i = 0; i < n; i++)
+        DNR_TRY(check_batch(&b[i], t->o.batch, t->o.image));
+    for (int64_t i = 0; i < n; i++)
+        DNR_TRY(feed_training(t, i, b[i].slot, lr));
+    DNR_TRY(end_step(t, lr));
+    return describe(t, t->steps - 2, out);
+}
+
 dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out)
 {
     return describe(t, t->steps - 1, out);
@@ -192,4 +220,27 @@ dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval
 {
     DNR_TRY(feed(t, DNRI_EVAL, slot, 0, first));
     return end_eval(t, out);
+}
+
+dnr_status dnr_trainer_predict(dnr_trainer *t, const dnr_batch *b, float *logits)
+{
+    const dnri_backend *be = t->dev->be;
+    dnri_program *p = &t->program[DNRI_EVAL];
+    const dnr_desc *d = dnri_desc(dnri_plan_graph(p->plan), p->logits);
+    DNR_TRY(check_batch(b, t->o.eval_batch, t->o.eval_image));
+    if (logits && !t->logits)
+        DNR_TRY(be->alloc_host(t->dev, dnri_bytes(d), &t->logits));
+    DNR_TRY(feed(t, DNRI_EVAL, b->slot, 0, true));
+    if (!logits)
+        return DNR_OK;
+    DNR_TRY(be->copy(t->dev, DNRI_COMPUTE, t->logits, dnri_plan_address(p->plan, p->logits),
+                     dnri_bytes(d)));
+    DNR_TRY(be->mark(t->dev, DNRI_COMPUTE, MARK_EVAL));
+    DNR_TRY(wait_for(t, MARK_EVAL, "a forward pass"));
+    for (int64_t n = 0; n < dnri_count(d); n++) {
+        double v;
+        dnri_to_double(d->dtype, (char *)t->logits + (size_t)n * dnri_dtype_size(d->dtype), &v, 1);
+        logits[n] = (float)v;
+    }
+    return DNR_OK;
 }
