@@ -14,6 +14,22 @@
 
 #define REPLACE "replace or remove the file, or set data.on_error = skip"
 
+/* Do the code lengths of each Huffman table of a segment's body add up to at most 256 codes? stb_image 2.27
+ * writes them past their array before it looks. */
+static bool huffman_fits(const uint8_t *p, size_t n)
+{
+    while (n >= 17) {
+        size_t codes = 0;
+        for (int i = 1; i <= 16; i++)
+            codes += p[i];
+        if (codes > 256 || codes + 17 > n)
+            return false;
+        p += codes + 17;
+        n -= codes + 17;
+    }
+    return n == 0;
+}
+
 /* Walks the markers to the end of the picture: stb_image fills what is missing with gray. */
 static dnr_status check_jpeg(const uint8_t *p, size_t size)
 {
@@ -30,6 +46,8 @@ static dnr_status check_jpeg(const uint8_t *p, size_t size)
             size_t length = size - at >= 4 ? (size_t)p[at + 2] << 8 | p[at + 3] : 0;
             if (length < 2 || length + 2 > size - at)
                 break;
+            if (p[at + 1] == 0xc4 && !huffman_fits(p + at + 4, length - 2))
+                return DNR_FAIL(DNR_EDATA, REPLACE, "damaged JPEG: impossible Huffman table");
             at += length + 2;
         }
     }

@@ -16,17 +16,19 @@
 static dnr_status append(char ***list, int *n, const char *a, size_t na, const char *b, size_t nb,
                          const char *c)
 {
-    char **more = realloc(*list, ((size_t)*n + 1) * sizeof **list);
-    if (!more)
-        return DNR_FAIL_NOMEM();
-    *list = more;
+    if (!(*n & (*n - 1))) { /* room for 1, 2, 4 … */
+        char **more = realloc(*list, (*n ? 2 * (size_t)*n : 1) * sizeof **list);
+        if (!more)
+            return DNR_FAIL_NOMEM();
+        *list = more;
+    }
     char *s = malloc(na + nb + strlen(c) + 1);
     if (!s)
         return DNR_FAIL_NOMEM();
     memcpy(s, a, na);
     memcpy(s + na, b, nb);
     strcpy(s + na + nb, c);
-    more[(*n)++] = s;
+    (*list)[(*n)++] = s;
     return DNR_OK;
 }
 

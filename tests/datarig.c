@@ -62,7 +62,7 @@ void rig_put(const char *path, const void *body, size_t size)
             fail_msg("%s: %s", up, strerror(errno));
     }
     FILE *f = fopen(path, "wb");
-    if (!f || fwrite(body, 1, size, f) != size || fclose(f))
+    if (!f || (size && fwrite(body, 1, size, f) != size) || fclose(f))
         fail_msg("%s: %s", path, strerror(errno));
 }
 
