@@ -36,8 +36,8 @@ static dnr_status cpu_open(const char *arg, dnr_device **out)
     dnri_dnn_version(version, sizeof version);
     snprintf(dev->base.name, sizeof dev->base.name, "cpu");
     snprintf(dev->base.description, sizeof dev->base.description,
-             "%s, %d threads, oneDNN %s, bf16 %s", cpu, dev->threads, version,
-             dnri_dnn_native_bf16() ? "native" : "not native");
+             "%s, %d thread%s, oneDNN %s, bf16 %s", cpu, dev->threads, dev->threads > 1 ? "s" : "",
+             version, dnri_dnn_native_bf16() ? "native" : "not native");
     *out = &dev->base;
     return DNR_OK;
 }

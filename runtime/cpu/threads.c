@@ -69,7 +69,15 @@ static void bind_pool(int threads)
 
 int dnri_threads_start(void)
 {
-    int threads = omp_get_max_threads();
+    /* oneDNN's barriers wait for as many threads as OpenMP promises, for ever: promise what it gives */
+    int threads = 1;
+    omp_set_dynamic(0);
+#pragma omp parallel
+    {
+#pragma omp master
+        threads = omp_get_num_threads();
+    }
+    omp_set_num_threads(threads);
     bind_pool(threads);
     return threads;
 }
