@@ -1,5 +1,5 @@
 /* conv.c: convolutions through cuDNN; plain loops where it has no engine. */
-#include "../../runtime/cuda/cudnn.h"
+#include "../../runtime/cuda/convplan.h"
 #include "../layers.h"
 #include "kernels.h"
 

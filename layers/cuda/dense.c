@@ -2,7 +2,7 @@
  *
  * cuBLASLt counts columns first: its matrix of ld = C is our row-major one transposed, so y = x·wᵀ is asked for as
  * yᵀ [K,n] = w · xᵀ. */
-#include "../../runtime/cuda/cuda.h"
+#include "../../runtime/cuda/device.h"
 #include "../layers.h"
 #include "kernels.h"
 
@@ -16,7 +16,7 @@ typedef struct product {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
-    bool found, bias_inside;
+    bool found;
     k_matmul_args plain; /* the same for k_matmul, in our order */
 } product;
 
@@ -129,19 +129,16 @@ static dnr_status multiply(dnri_cuda_op *s, const void *a, const void *b, void *
     const product *m = s->own;
     float one = 1, zero = 0;
     if (!m->found) { /* its operands are those of cuBLASLt, exchanged */
-        k_matmul(s->stream, &m->plain, b, a, d);
-    } else {
-        if (bias && m->bias_inside)
-            DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(m->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                       &bias, sizeof bias),
-                        "giving the bias");
-        DNRI_CUBLAS(cublasLtMatmul(s->dev->lt, m->op, &one, a, m->a, b, m->b, &zero, d, m->d, d,
-                                   m->d, &m->algo, s->at.workspace, m->workspace, s->stream),
-                    "multiplying %d x %d by %d x %d", m->plain.m, m->plain.l, m->plain.l,
-                    m->plain.n);
+        k_matmul(s->stream, &m->plain, b, a, bias, d);
+        return DNR_OK;
     }
-    if (bias && !m->bias_inside)
-        k_add_bias(s->stream, (int)s->out[0].dtype, s->dev->sms, d, bias, m->plain.m, m->plain.n);
+    if (bias)
+        DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(m->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                                   sizeof bias),
+                    "giving the bias");
+    DNRI_CUBLAS(cublasLtMatmul(s->dev->lt, m->op, &one, a, m->a, b, m->b, &zero, d, m->d, d, m->d,
+                               &m->algo, s->at.workspace, m->workspace, s->stream),
+                "multiplying %d x %d by %d x %d", m->plain.m, m->plain.l, m->plain.l, m->plain.n);
     return DNR_OK;
 }
 
@@ -177,7 +174,6 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     m->plain = *plain;
     DNR_TRY(layouts(m, &z, dnri_graph_numerics(g)->tf32));
     DNR_TRY(find(s->dev, m, o->workspace_cap));
-    m->bias_inside = z.bias && m->found;
     out->workspace = m->workspace;
     if (m->found) {
         int id = 0;
@@ -191,7 +187,6 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
              "%s (%s): cuBLASLt has no algorithm for %s: plain loops are used, slowly", op->name,
              op->def->name, dnri_dtype_name(z.in));
     snprintf(out->impl, sizeof out->impl, "direct");
-    out->launches += z.bias;
     return DNR_OK;
 }
 

@@ -1,4 +1,4 @@
-/* dense.cu: what surrounds cuBLASLt's products: sums of columns, a bias, and products for which it has no
+/* dense.cu: what surrounds cuBLASLt's products: sums of columns, and products for which it has no
  * algorithm. */
 #include "kernels.h"
 
@@ -36,33 +36,16 @@ void k_column_sum(cudaStream_t s, int type, const void *dy, float *db, int n, in
     });
 }
 
-template <class T>
-__global__ void __launch_bounds__(256) k_add_bias_kernel(T *y, const T *b, int64_t items, int k)
-{
-    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < items;
-         i += (int64_t)gridDim.x * 256)
-        y[i] = k_type<T>::store(k_type<T>::load(y[i]) + k_type<T>::load(b[i % k]));
-}
-
-void k_add_bias(cudaStream_t s, int type, int sms, void *y, const void *b, int n, int k)
-{
-    k_by_type(type, [&](auto t) {
-        using T = decltype(t);
-        int64_t items = (int64_t)n * k;
-        k_add_bias_kernel<T>
-            <<<k_blocks(items, 256, 8 * sms), 256, 0, s>>>((T *)y, (const T *)b, items, k);
-    });
-}
-
 template <class T, class D>
 __global__ void __launch_bounds__(256)
-    k_matmul_kernel(k_matmul_args g, const T *__restrict__ a, const T *__restrict__ b, D *d)
+    k_matmul_kernel(k_matmul_args g, const T *__restrict__ a, const T *__restrict__ b,
+                    const D *__restrict__ bias, D *__restrict__ d)
 {
     int64_t items = (int64_t)g.m * g.n;
     for (int64_t it = (int64_t)blockIdx.x * 256 + threadIdx.x; it < items;
          it += (int64_t)gridDim.x * 256) {
         int64_t i = it / g.n, j = it % g.n;
-        float sum = 0;
+        float sum = bias ? k_type<D>::load(bias[j]) : 0;
         for (int64_t l = 0; l < g.l; l++)
             sum += k_type<T>::load(a[i * g.a_row + l * g.a_col]) *
                    k_type<T>::load(b[l * g.b_row + j * g.b_col]);
@@ -70,14 +53,17 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void *b, void *d)
+void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void *b,
+              const void *bias, void *d)
 {
     unsigned grid = k_blocks((int64_t)g->m * g->n, 256, 32 * g->sms);
     k_by_type(g->type, [&](auto t) {
         using T = decltype(t);
         if (g->d_type == DNR_F32)
-            k_matmul_kernel<<<grid, 256, 0, s>>>(*g, (const T *)a, (const T *)b, (float *)d);
+            k_matmul_kernel<T, float><<<grid, 256, 0, s>>>(*g, (const T *)a, (const T *)b,
+                                                           (const float *)bias, (float *)d);
         else
-            k_matmul_kernel<<<grid, 256, 0, s>>>(*g, (const T *)a, (const T *)b, (T *)d);
+            k_matmul_kernel<T, T>
+                <<<grid, 256, 0, s>>>(*g, (const T *)a, (const T *)b, (const T *)bias, (T *)d);
     });
 }

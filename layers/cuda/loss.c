@@ -1,5 +1,5 @@
 /* loss.c: softmax cross-entropy through our own kernels. */
-#include "../../runtime/cuda/cuda.h"
+#include "../../runtime/cuda/device.h"
 #include "../layers.h"
 #include "kernels.h"
 

@@ -1,5 +1,5 @@
 /* norm.c: batch norm through our own kernels, fused with ReLU and residual; and ReLU on its own. */
-#include "../../runtime/cuda/cuda.h"
+#include "../../runtime/cuda/device.h"
 #include "../layers.h"
 #include "kernels.h"
 

@@ -1,5 +1,5 @@
 /* shortcut.c: the parameter-free shortcut through our own kernels. */
-#include "../../runtime/cuda/cuda.h"
+#include "../../runtime/cuda/device.h"
 #include "../layers.h"
 #include "kernels.h"
 

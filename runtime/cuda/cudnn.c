@@ -1,5 +1,5 @@
 /* cudnn.c: one convolution as a cuDNN operation graph, and the engine configurations that cuDNN proposes for it. */
-#include "cudnn.h"
+#include "convplan.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* device.c: the CUDA back end: opening a GPU, its memory, lanes (streams), marks (events) and capture. */
-#include "cuda.h"
-#include "cudnn.h"
+#include "device.h"
+#include "convplan.h"
 #include "kernels.h"
 
 #include <dlfcn.h>
@@ -235,11 +235,17 @@ dnr_status dnri_cuda_lt(dnri_cuda *d, cublasLtHandle_t *out)
     return DNR_OK;
 }
 
-/* cuDNN ends the process when one of its files is missing, so look first. */
+/* cuDNN ends the process when one of its files is missing, so look first: where the loader looks, and beside
+ * libcudnn itself, which looks there, too. */
 static dnr_status check_cudnn(void)
 {
     const char *file = "libcudnn_graph.so." DNRI_STR(CUDNN_MAJOR);
-    if (!dlopen(file, RTLD_LAZY | RTLD_LOCAL))
+    char beside[1024] = "";
+    Dl_info info;
+    if (dladdr((void *)(uintptr_t)cudnnGetVersion, &info) && strrchr(info.dli_fname, '/'))
+        snprintf(beside, sizeof beside, "%.*s/%s",
+                 (int)(strrchr(info.dli_fname, '/') - info.dli_fname), info.dli_fname, file);
+    if (!dlopen(beside, RTLD_LAZY | RTLD_LOCAL) && !dlopen(file, RTLD_LAZY | RTLD_LOCAL))
         return DNR_FAIL(DNR_EDEVICE, "install all of cuDNN, let LD_LIBRARY_PATH name its folder",
                         "cuDNN is not whole: %s", dlerror());
     size_t version = cudnnGetVersion(), cudart = cudnnGetCudartVersion();

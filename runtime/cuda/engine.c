@@ -1,7 +1,7 @@
 /* engine.c: lowers the ops that belong to no layer. */
 #include "../engine_ops.h"
 #include "../slot.h"
-#include "cuda.h"
+#include "device.h"
 #include "kernels.h"
 
 #include <stdio.h>
@@ -113,6 +113,21 @@ static dnr_status lower_sgd(dnr_device *dev, const dnr_graph *g, const dnri_op *
     return st;
 }
 
+static dnr_status run_ema(dnri_cuda_op *s)
+{
+    const dnri_ema_attr *a = (const dnri_ema_attr *)s->op.attr;
+    for (int k = 0; k < 2; k++)
+        k_ema(s->stream, s->dev->sms, (float)(1 - a->decay), a->scaled, s->at.in[2], s->at.in[k],
+              s->at.out[k], dnri_count(&s->in[k]));
+    return DNR_OK;
+}
+
+static dnr_status lower_ema(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                            const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_ema, 2, "k_ema", out, NULL);
+}
+
 static dnr_status run_scaler(dnri_cuda_op *s)
 {
     k_scaler(s->stream, ((const dnri_scaler_attr *)s->op.attr)->scaled, s->at.out[0]);
@@ -131,6 +146,7 @@ const dnri_lowering dnri_cuda_engine[] = {
     {&dnri_def_grad_fold, NULL, lower_fold},
     {&dnri_def_grad_stat, NULL, lower_stat},
     {&dnri_def_sgd, NULL, lower_sgd},
+    {&dnri_def_ema, NULL, lower_ema},
     {&dnri_def_scaler, NULL, lower_scaler},
     {0},
 };

@@ -248,6 +248,28 @@ void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a)
     });
 }
 
+__global__ void __launch_bounds__(THREADS)
+    k_ema_kernel(float share, bool scaled, const dnri_state *state, const float *w, float *e, int64_t n)
+{
+    if (scaled && state->found_inf)
+        return;
+    for (int64_t i = first_item(); i * 4 < n; i += item_stride()) {
+        k_vec<float, 4> from = *(const k_vec<float, 4> *)(w + i * 4);
+        k_vec<float, 4> to = *(const k_vec<float, 4> *)(e + i * 4);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            to.v[j] += share * (from.v[j] - to.v[j]);
+        k_put(e + i * 4, to);
+    }
+}
+
+void k_ema(cudaStream_t s, int sms, float share, bool scaled, const dnri_state *state,
+           const float *w, float *e, int64_t n)
+{
+    unsigned grid = k_blocks(n / 4, THREADS, 16 * sms);
+    k_ema_kernel<<<grid, THREADS, 0, s>>>(share, scaled, state, w, e, n);
+}
+
 __global__ void k_scaler_kernel(bool scaled, dnri_state *state)
 {
     state->steps += 1;

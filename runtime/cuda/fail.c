@@ -1,5 +1,5 @@
 /* fail.c: statuses of CUDA, cuDNN and cuBLAS as errors with a likely cause and a remedy. */
-#include "cuda.h"
+#include "device.h"
 
 #include <stdarg.h>
 #include <stdio.h>

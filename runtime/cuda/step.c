@@ -1,5 +1,5 @@
 /* step.c: the frame around each lowered op: binding, launch errors, shapes in messages. */
-#include "cuda.h"
+#include "device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

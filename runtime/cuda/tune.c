@@ -1,5 +1,5 @@
 /* tune.c: which of cuDNN's plans a convolution takes: the first, or the fastest of the first few. */
-#include "cudnn.h"
+#include "convplan.h"
 #include "kernels.h"
 
 #include <float.h>

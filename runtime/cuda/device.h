@@ -1,7 +1,7 @@
-/* cuda.h: what the files of the CUDA back end share: the device, errors that name what was being done,
+/* device.h: what the files of the CUDA back end share: the device, errors that name what was being done,
  * and the frame of a lowered op. */
-#ifndef DNR_CUDA_H
-#define DNR_CUDA_H
+#ifndef DNR_CUDA_DEVICE_H
+#define DNR_CUDA_DEVICE_H
 
 #include "../backend.h"
 

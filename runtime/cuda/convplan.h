@@ -1,22 +1,9 @@
-/* cudnn.h: convolutions through cuDNN's graph API. */
-#ifndef DNR_CUDNN_H
-#define DNR_CUDNN_H
+/* convplan.h: convolutions through cuDNN's graph API. */
+#ifndef DNR_CONVPLAN_H
+#define DNR_CONVPLAN_H
 
-#include "cuda.h"
-
-typedef enum dnri_conv_kind { DNRI_FPROP, DNRI_DGRAD, DNRI_WGRAD } dnri_conv_kind;
-
-/* One convolution, NHWC, square kernel; all fields of one width, so that two compare by memcmp. */
-typedef struct dnri_conv_problem {
-    int64_t kind; /* dnri_conv_kind */
-    int64_t type; /* dnr_dtype of all three tensors: F16, BF16, F32; sums are fp32 */
-    int64_t tf32; /* F32 may be multiplied in TF32 */
-    int64_t n, h, w, c, p, q, k;
-    int64_t kernel, stride, pad;
-    int64_t deterministic; /* engines that repeat their bits, taken in cuDNN's order, untimed */
-    int64_t benchmark;     /* else: time candidates, doubtful ones too */
-    int64_t workspace_cap; /* bytes */
-} dnri_conv_problem;
+#include "device.h"
+#include "problem.h"
 
 typedef struct dnri_cudnn_keep dnri_cudnn_keep;
 
@@ -61,10 +48,5 @@ dnr_status dnri_cudnn_candidates(dnri_cudnn_keep *k, const dnri_cudnn_target *t,
  * after a failure where *out is not NULL. */
 dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, void *x, void *w, void *y,
                            void *workspace);
-
-/* For tests on machines without a GPU: the first candidate on the device that `json` (cuDNN's device
- * properties) describes; `impl` is "" where there is none. */
-dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, char impl[64],
-                            size_t *workspace);
 
 #endif

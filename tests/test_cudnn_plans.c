@@ -1,0 +1,168 @@
+/* test_cudnn_plans.c: cuDNN has a plan for every convolution of ResNet-50, in each type, within the bounds asked for.
+ * Needs cuDNN but no GPU: plans are made for the device that golden/cudnn_h200.json describes, over the toolkit's
+ * stand-in for the driver where there is none. Skipped where this build has no CUDA back end. */
+#include "rig.h"
+
+#include "../runtime/cuda/problem.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef dnr_status (*probe_fn)(const char *, const dnri_conv_problem *, char[64], size_t *);
+static probe_fn probe;
+static char device[2048];
+
+/* c, h, k, kernel, stride, pad */
+static const int resnet50[][6] = {
+    {3, 224, 64, 7, 2, 3},    {64, 56, 64, 1, 1, 0},    {64, 56, 64, 3, 1, 1},
+    {64, 56, 256, 1, 1, 0},   {256, 56, 64, 1, 1, 0},   {256, 56, 128, 1, 1, 0},
+    {128, 56, 128, 3, 2, 1},  {128, 28, 512, 1, 1, 0},  {256, 56, 512, 1, 2, 0},
+    {512, 28, 128, 1, 1, 0},  {128, 28, 128, 3, 1, 1},  {512, 28, 256, 1, 1, 0},
+    {256, 28, 256, 3, 2, 1},  {256, 14, 1024, 1, 1, 0}, {512, 28, 1024, 1, 2, 0},
+    {1024, 14, 256, 1, 1, 0}, {256, 14, 256, 3, 1, 1},  {1024, 14, 512, 1, 1, 0},
+    {512, 14, 512, 3, 2, 1},  {512, 7, 2048, 1, 1, 0},  {1024, 14, 2048, 1, 2, 0},
+    {2048, 7, 512, 1, 1, 0},  {512, 7, 512, 3, 1, 1},
+};
+#define N_SHAPES (int)(sizeof resnet50 / sizeof resnet50[0])
+
+static dnri_conv_problem problem(const int *s, dnri_conv_kind kind, dnr_dtype type, bool tf32,
+                                 int64_t n)
+{
+    const int64_t p = (s[1] + 2 * s[5] - s[3]) / s[4] + 1;
+    return (dnri_conv_problem){.kind = kind,
+                               .type = type,
+                               .tf32 = tf32,
+                               .n = n,
+                               .h = s[1],
+                               .w = s[1],
+                               .c = s[0],
+                               .p = p,
+                               .q = p,
+                               .k = s[2],
+                               .kernel = s[3],
+                               .stride = s[4],
+                               .pad = s[5],
+                               .deterministic = 1,
+                               .workspace_cap = (int64_t)1 << 30};
+}
+
+static void expect_plan(const dnri_conv_problem *p)
+{
+    char impl[64], again[64];
+    size_t workspace, workspace_again;
+    OK(probe(device, p, impl, &workspace));
+    OK(probe(device, p, again, &workspace_again));
+    if (!impl[0])
+        print_error("no plan: kind %d, %s, n %d, c %d, h %d, k %d, kernel %d, stride %d\n",
+                    (int)p->kind, dnri_dtype_name((dnr_dtype)p->type), (int)p->n, (int)p->c,
+                    (int)p->h, (int)p->k, (int)p->kernel, (int)p->stride);
+    assert_memory_equal(impl, "cudnn eng", 9);
+    assert_string_equal(impl, again); /* the choice is a function of the problem */
+    assert_true(workspace <= (size_t)p->workspace_cap);
+}
+
+static void test_resnet50(void **state)
+{
+    static const struct {
+        dnr_dtype type;
+        bool tf32;
+    } types[] = {{DNR_F16, false}, {DNR_BF16, false}, {DNR_F32, true}, {DNR_F32, false}};
+    if (!probe)
+        skip();
+    for (int t = 0; t < 4; t++)
+        for (int i = 0; i < N_SHAPES; i++)
+            for (int kind = DNRI_FPROP; kind <= DNRI_WGRAD; kind++) {
+                dnri_conv_problem p =
+                    problem(resnet50[i], (dnri_conv_kind)kind, types[t].type, types[t].tf32, 256);
+                expect_plan(&p);
+            }
+}
+
+static void test_workspace_cap(void **state)
+{
+    if (!probe)
+        skip();
+    for (int i = 0; i < N_SHAPES; i++) {
+        char impl[64];
+        size_t workspace;
+        dnri_conv_problem p = problem(resnet50[i], DNRI_FPROP, DNR_F16, false, 32);
+        p.workspace_cap = 0;
+        OK(probe(device, &p, impl, &workspace));
+        assert_int_equal(workspace, 0);
+    }
+}
+
+/* TF32 has to be allowed: fp32 alone takes another engine, or the same one with other knobs. */
+static void test_fp32_is_fp32(void **state)
+{
+    if (!probe)
+        skip();
+    for (int i = 1; i < N_SHAPES; i++) {
+        char exact[64], tf32[64];
+        size_t workspace;
+        dnri_conv_problem p = problem(resnet50[i], DNRI_FPROP, DNR_F32, false, 256);
+        OK(probe(device, &p, exact, &workspace));
+        p.tf32 = 1;
+        OK(probe(device, &p, tf32, &workspace));
+        assert_string_not_equal(exact, tf32);
+    }
+}
+
+static void test_bad_device(void **state)
+{
+    char impl[64];
+    size_t workspace;
+    dnri_conv_problem p = problem(resnet50[0], DNRI_FPROP, DNR_F16, false, 1);
+    if (!probe)
+        skip();
+    assert_int_not_equal(probe("{}", &p, impl, &workspace), DNR_OK);
+    assert_true(dnr_last_error()->what[0] && dnr_last_error()->remedy[0]);
+}
+
+/* The module beside libdnnrun, and a driver or its stand-in. */
+static void open_module(void)
+{
+    char path[1200];
+    Dl_info info;
+    if (!dladdr((void *)(uintptr_t)dnr_version, &info) || !strrchr(info.dli_fname, '/'))
+        return;
+    snprintf(path, sizeof path, "%.*s/dnnrun-cuda.so",
+             (int)(strrchr(info.dli_fname, '/') - info.dli_fname), info.dli_fname);
+    if (!dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) &&
+        !dlopen(DNRI_CUDA_STUB, RTLD_NOW | RTLD_GLOBAL)) {
+        print_message("no driver, nor its stand-in: %s\n", dlerror());
+        return;
+    }
+    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!so)
+        print_message("no CUDA back end: %s\n", dlerror());
+    else
+        *(void **)&probe = dlsym(so, "dnri_cudnn_probe");
+}
+
+static void read_device(void)
+{
+    FILE *f = fopen(DNRI_TEST_DIR "/golden/cudnn_h200.json", "r");
+    if (!f) {
+        print_error("golden/cudnn_h200.json is missing\n");
+        exit(1);
+    }
+    size_t n = fread(device, 1, sizeof device - 1, f);
+    device[n] = 0;
+    fclose(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_resnet50),
+        cmocka_unit_test(test_workspace_cap),
+        cmocka_unit_test(test_fp32_is_fp32),
+        cmocka_unit_test(test_bad_device),
+    };
+    read_device();
+    open_module();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
