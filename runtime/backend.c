@@ -114,6 +114,11 @@ const char *dnr_device_description(const dnr_device *dev)
     return dev->description;
 }
 
+dnr_status dnr_device_memory(dnr_device *dev, size_t *free, size_t *total)
+{
+    return dev->be->memory(dev, free, total);
+}
+
 void dnr_device_list(FILE *out)
 {
     for (int i = 0; i < N_BACKENDS; i++) {

@@ -78,6 +78,9 @@ const char *dnr_device_name(const dnr_device *dev); /* "cpu", "cuda:0" */
 const char *
 dnr_device_description(const dnr_device *dev); /* one line: model, libraries, versions */
 
+/* Free and total bytes of the device's memory, as its driver (on the CPU: the kernel) tells. */
+dnr_status dnr_device_memory(dnr_device *dev, size_t *free, size_t *total);
+
 /* Writes one line for each back end: what it is, or why it cannot be used. */
 void dnr_device_list(FILE *out);
 
@@ -262,6 +265,7 @@ typedef struct dnr_trainer_opts {
     double mean[3],
         std[3]; /* of the channels, for pixels scaled to 0…1; std 0,0,0 = ImageNet's mean and std */
     double label_smoothing;
+    double ema;            /* decay of a moving average of the weights, each step; 0 = none */
     int64_t epoch_samples; /* samples in an epoch */
     int64_t total_samples; /* of the whole run, for the schedule */
     uint64_t seed;         /* of the initial weights */
@@ -309,6 +313,8 @@ dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dn
 dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out);
 /* One exact pass over a validation loader: each sample counts once. */
 dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out);
+/* The same with the moving averages of the weights; DNR_EUSAGE where opts.ema was 0. */
+dnr_status dnr_trainer_eval_ema(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out);
 /* The forward pass of evaluation over a batch of eval_batch pictures of eval_image, whatever their labels.
  * Waits for `logits` [eval_batch, classes]; where that is NULL it enqueues and returns. */
 dnr_status dnr_trainer_predict(dnr_trainer *t, const dnr_batch *b, float *logits);
@@ -316,9 +322,54 @@ dnr_status dnr_trainer_predict(dnr_trainer *t, const dnr_batch *b, float *logits
 /* Weights and running statistics, with torchvision's names and layouts. `path` is written whole or
  * not at all (temporary file, fsync, rename). */
 dnr_status dnr_trainer_save(dnr_trainer *t, const char *path);
+dnr_status dnr_trainer_save_ema(dnr_trainer *t, const char *path);
 /* DNR_EDATA where the file is missing, damaged, or of another model (names the first difference).
- */
+ * Averages start anew at what was loaded. */
 dnr_status dnr_trainer_load(dnr_trainer *t, const char *path);
+/* The same, to begin a training with: the last layer may be of another number of classes, and then
+ * keeps its initial values. Says what was taken and what was not through the log. */
+dnr_status dnr_trainer_init_from(dnr_trainer *t, const char *path);
+
+/* ---- checkpoints: all that a training needs to go on as if it had never stopped
+ *
+ * A checkpoint is a folder, complete or absent, whatever happens while it is written:
+ *
+ *     model.safetensors      weights and running statistics, as dnr_trainer_save writes them
+ *     model_ema.safetensors  their moving averages, where opts.ema is set
+ *     trainer.safetensors    momentum, the state block (loss scale, counters), and in its metadata the
+ *                            position in the stream, the seed, what it was made with, and notes
+ *     checksums              XXH64 of these files, one line each, as `xxhsum -c` reads them */
+
+/* Writes the checkpoint `folder` (its parent must exist); one of that name is replaced. `notes`:
+ * pairs of key and text for the caller's own use, NULL-terminated; may be NULL. Waits for enqueued
+ * steps. Where it fails (DNR_EDISK), what lay there before is untouched. */
+dnr_status dnr_checkpoint_save(dnr_trainer *t, const char *folder, const char *const *notes);
+
+typedef struct dnr_checkpoint dnr_checkpoint;
+
+/* Opens a checkpoint after reading every byte and comparing checksums. DNR_EDATA, with what is wrong,
+ * where it is missing, incomplete or damaged. */
+dnr_status dnr_checkpoint_open(const char *folder, dnr_checkpoint **out);
+/* The whole one of most steps among the checkpoints "step-…" in `folder`; *out = NULL where there is
+ * none, or no such folder. Each damaged one of more steps is passed over with a warning. */
+dnr_status dnr_checkpoint_newest(const char *folder, dnr_checkpoint **out);
+void dnr_checkpoint_close(dnr_checkpoint *c);
+const char *dnr_checkpoint_folder(const dnr_checkpoint *c);
+int64_t dnr_checkpoint_steps(const dnr_checkpoint *c);
+int64_t dnr_checkpoint_samples(const dnr_checkpoint *c); /* seen: the next position in the stream */
+int64_t dnr_checkpoint_global_batch(const dnr_checkpoint *c);
+const char *dnr_checkpoint_note(const dnr_checkpoint *c, const char *key); /* NULL: none */
+/* The trainer goes on where the checkpoint's stood; open its loader at dnr_checkpoint_samples. With
+ * the same options, `deterministic` and the same kind of machine: to the same bits. DNR_EDATA where
+ * it is of another model, DNR_EUSAGE where the global batch differs; everything is checked before
+ * anything is changed. */
+dnr_status dnr_checkpoint_restore(const dnr_checkpoint *c, dnr_trainer *t);
+/* Removes the checkpoints "step-…" in `folder` except the `keep` of most steps and the one named
+ * `best` (may be NULL), and what interrupted saves have left there. keep = 0 keeps all. */
+dnr_status dnr_checkpoint_prune(const char *folder, int keep, const char *best);
+/* Renames the checkpoints of more than `steps` steps in `folder` to superseded-step-…, so that a run
+ * that goes on from an earlier one does not find them; says so. */
+dnr_status dnr_checkpoint_rewind(const char *folder, int64_t steps);
 
 /* What runs and where it lies: ops, launches, implementations, bytes, FLOPs, memory map and peak of
  * each program. */

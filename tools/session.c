@@ -165,7 +165,7 @@ dnr_status session_open(session *s, int data, dnr_error *err)
     char where[96];
     dnr_status st;
     TOOL_TRY(st, open_data(s, data, err)); /* first: it fails most often, and fast */
-    if ((st = dnr_device_open(c->device, &s->dev)) != DNR_OK) {
+    if (!s->dev && (st = dnr_device_open(c->device, &s->dev)) != DNR_OK) {
         tool_lib_error(err, cfg_origin(c, "device", where), NULL);
         goto out;
     }
@@ -178,7 +178,7 @@ dnr_status session_open(session *s, int data, dnr_error *err)
     s->steps = (s->total_samples + s->global_batch - 1) / s->global_batch;
     if (c->train.max_steps && c->train.max_steps < s->steps)
         s->steps = c->train.max_steps;
-    TOOL_TRY(st, open_trainer(s, data == SESSION_VAL, err));
+    TOOL_TRY(st, open_trainer(s, data == SESSION_VAL || data == SESSION_INFER, err));
     if (s->train)
         TOOL_TRY(st, open_loader(s, true, err));
     if (s->val)

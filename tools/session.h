@@ -4,7 +4,8 @@
 
 #include "config.h"
 
-enum { SESSION_TRAIN = 1, SESSION_VAL = 2 }; /* data to open */
+/* Data to open; SESSION_INFER: none, and the trainer only evaluates. */
+enum { SESSION_TRAIN = 1, SESSION_VAL = 2, SESSION_INFER = 4 };
 
 typedef struct session {
     cfg cfg;
@@ -19,7 +20,7 @@ typedef struct session {
 } session;
 
 /* Opens what s->cfg describes. With SESSION_VAL alone the trainer only evaluates; without SESSION_TRAIN an epoch counts
- * as one step. On failure, close it all the same. */
+ * as one step. A device that is open already stays. On failure, close it all the same. */
 dnr_status session_open(session *s, int data, dnr_error *err);
 void session_close(session *s);
 

@@ -3,8 +3,10 @@
 
 #include <ctype.h>
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -96,9 +98,79 @@ static const struct option all_options[] = {
     {"dry-run", no_argument, NULL, ARG_DRY_RUN},
     {"weights", required_argument, NULL, ARG_WEIGHTS},
     {"json", no_argument, NULL, ARG_JSON},
+    {"top", required_argument, NULL, ARG_TOP},
+    {"show", no_argument, NULL, ARG_SHOW},
+    {"warmup", required_argument, NULL, ARG_WARMUP},
+    {"runs", required_argument, NULL, ARG_RUNS},
+    {"baseline", required_argument, NULL, ARG_BASELINE},
+    {"tolerance", required_argument, NULL, ARG_TOLERANCE},
+    {"python", required_argument, NULL, ARG_PYTHON},
+    {"exchange", required_argument, NULL, ARG_EXCHANGE},
+    {"infer", no_argument, NULL, ARG_INFER},
     {"measure", no_argument, NULL, ARG_MEASURE},
 };
 enum { N_OPTIONS = sizeof all_options / sizeof all_options[0] };
+
+static dnr_status whole(const char *option, const char *text, int64_t min, int64_t *out,
+                        dnr_error *err)
+{
+    char *end;
+    long long v = strtoll(text, &end, 10);
+    if (end != text && !*end && v >= min && v <= 1000000000) {
+        *out = v;
+        return DNR_OK;
+    }
+    tool_fail(err, DNR_EUSAGE, "command line", "%s %.100s", option, text);
+    return tool_remedy(err, "give a whole number from %lld on", (long long)min);
+}
+
+/* "5%" or "0.05" */
+static dnr_status share(const char *text, double *out, dnr_error *err)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end != text && *end == '%' && !end[1]) {
+        v /= 100;
+        end++;
+    }
+    if (end != text && !*end && v >= 0 && v < 10) {
+        *out = v;
+        return DNR_OK;
+    }
+    tool_fail(err, DNR_EUSAGE, "command line", "--tolerance %.100s", text);
+    return tool_remedy(err, "give a share, such as 5%% or 0.05");
+}
+
+/* The options of predict, bench and report. */
+static dnr_status take_more(int c, const char *value, tool_args *a, dnr_error *err)
+{
+    switch (c) {
+    case ARG_TOP:
+        return whole("--top", value, 1, &a->top, err);
+    case ARG_WARMUP:
+        return whole("--warmup", value, 1, &a->warmup, err);
+    case ARG_RUNS:
+        return whole("--runs", value, 2, &a->runs, err);
+    case ARG_TOLERANCE:
+        return share(value, &a->tolerance, err);
+    case ARG_BASELINE:
+        a->baseline = value;
+        break;
+    case ARG_PYTHON:
+        a->python = value;
+        break;
+    case ARG_EXCHANGE:
+        a->exchange = value;
+        break;
+    case ARG_SHOW:
+        a->show = true;
+        break;
+    case ARG_INFER:
+        a->infer = true;
+        break;
+    }
+    return DNR_OK;
+}
 
 dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_error *err)
 {
@@ -111,7 +183,7 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
             options[n++] = all_options[i];
         }
     }
-    *a = (tool_args){0};
+    *a = (tool_args){.top = -1, .warmup = -1, .runs = -1, .tolerance = -1};
     opterr = 0;
     optind = 1;
     while ((c = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
@@ -138,6 +210,11 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
             tool_fail(err, DNR_EUSAGE, "command line", "option %s needs a value", argv[optind - 1]);
             return tool_remedy(err, "see dnnrun %s --help", argv[0]);
         default: {
+            if (c != '?') {
+                if (take_more(c, optarg, a, err) != DNR_OK)
+                    return err->status;
+                break;
+            }
             /* optopt is the letter of a short option; a long one is the last word taken */
             char wrong[64];
             if (optopt && optopt != '?' && !strchr(argv[optind - 1], '=') &&
@@ -214,6 +291,21 @@ const char *tool_duration(double seconds, char buf[32])
             snprintf(buf, 32, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
     }
     return buf;
+}
+
+bool tool_shipped(const char *folder, const char *file, char *buf, size_t size)
+{
+    char exe[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash)
+        *slash = 0;
+    if ((size_t)snprintf(buf, size, "%s/../share/dnnrun/%s", exe, file) < size &&
+        access(buf, R_OK) == 0)
+        return true;
+    return (size_t)snprintf(buf, size, "%s/%s/%s", DNRI_SOURCE_DIR, folder, file) < size &&
+           access(buf, R_OK) == 0;
 }
 
 double tool_now(void)

@@ -39,6 +39,17 @@ const char *tool_nearest(const char *wrong, const char *const names[], int n);
 /* ---- arguments: CFG [section.key=value …] and the options that the command allows */
 
 enum { ARG_OUT = 1, ARG_DRY_RUN = 2, ARG_WEIGHTS = 4, ARG_JSON = 8, ARG_MEASURE = 16 };
+enum { /* of predict, bench and report */
+       ARG_TOP = 1 << 16,
+       ARG_SHOW = 1 << 17,
+       ARG_WARMUP = 1 << 18,
+       ARG_RUNS = 1 << 19,
+       ARG_BASELINE = 1 << 20,
+       ARG_TOLERANCE = 1 << 21,
+       ARG_PYTHON = 1 << 22,
+       ARG_EXCHANGE = 1 << 23,
+       ARG_INFER = 1 << 24
+};
 
 typedef struct tool_args {
     const char *cfg; /* NULL: none given */
@@ -46,6 +57,10 @@ typedef struct tool_args {
     int n_set;
     const char *out, *weights;
     bool dry_run, json, measure, help;
+    int64_t top, warmup, runs; /* < 0: not given */
+    double tolerance;          /* share; < 0: not given */
+    const char *baseline, *python, *exchange;
+    bool show, infer;
 } tool_args;
 
 /* `argv[0]` is the command's name. Permutes argv. */
@@ -64,6 +79,7 @@ typedef struct tool_command {
 dnr_status cmd_train(int argc, char **argv, dnr_error *err);
 dnr_status cmd_eval(int argc, char **argv, dnr_error *err);
 dnr_status cmd_plan(int argc, char **argv, dnr_error *err);
+dnr_status cmd_bench(int argc, char **argv, dnr_error *err);
 dnr_status cmd_version(int argc, char **argv, dnr_error *err);
 dnr_status cmd_config_doc(int argc, char **argv, dnr_error *err);
 
@@ -73,5 +89,9 @@ const char *tool_bytes(double bytes, char buf[32]);      /* "12.3 MiB" */
 const char *tool_thousands(int64_t n, char buf[32]);     /* "1,281,167" */
 const char *tool_duration(double seconds, char buf[32]); /* "1:02:03", "4:05", "7.2 s" */
 double tool_now(void);                                   /* seconds, monotonic */
+
+/* Path of a file that came with dnnrun: in ../share/dnnrun beside the binary's folder, else in the source tree's
+ * `folder`. False where it is in neither. */
+bool tool_shipped(const char *folder, const char *file, char *buf, size_t size);
 
 #endif
