@@ -45,20 +45,18 @@ DNRI_INLINE void moments(void *ctx, int slice, int64_t begin, int64_t end, bool 
     memset(sum, 0, 2 * (size_t)c * sizeof *sum);
     int64_t r = begin;
     for (; r + ROWS <= end; r += ROWS)
-        DNRI_SIMD
-    for (int64_t j = 0; j < c; j++) {
-        double v0 = dnri_ld(x, r * c + j, bf16), v1 = dnri_ld(x, (r + 1) * c + j, bf16);
-        double v2 = dnri_ld(x, (r + 2) * c + j, bf16), v3 = dnri_ld(x, (r + 3) * c + j, bf16);
-        sum[j] += (v0 + v1) + (v2 + v3);
-        square[j] += (v0 * v0 + v1 * v1) + (v2 * v2 + v3 * v3);
-    }
+        DNRI_EACH (j, 0, c) {
+            double v0 = dnri_ld(x, r * c + j, bf16), v1 = dnri_ld(x, (r + 1) * c + j, bf16);
+            double v2 = dnri_ld(x, (r + 2) * c + j, bf16), v3 = dnri_ld(x, (r + 3) * c + j, bf16);
+            sum[j] += (v0 + v1) + (v2 + v3);
+            square[j] += (v0 * v0 + v1 * v1) + (v2 * v2 + v3 * v3);
+        }
     for (; r < end; r++)
-        DNRI_SIMD
-    for (int64_t j = 0; j < c; j++) {
-        double v = dnri_ld(x, r * c + j, bf16);
-        sum[j] += v;
-        square[j] += v * v;
-    }
+        DNRI_EACH (j, 0, c) {
+            double v = dnri_ld(x, r * c + j, bf16);
+            sum[j] += v;
+            square[j] += v * v;
+        }
 }
 DNRI_KERNEL(moments);
 
@@ -90,17 +88,17 @@ DNRI_INLINE void normalise(void *ctx, int slice, int64_t begin, int64_t end, boo
     const bool relu = s->relu;
     if (res)
         for (int64_t r = begin * c; r < end * c; r += c)
-            DNRI_SIMD
-    for (int64_t j = 0; j < c; j++) {
-        float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
-        v += dnri_ld(res, r + j, bf16);
-        dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16); /* NaN passes */
-    }
-    else for (int64_t r = begin * c; r < end * c; r += c) DNRI_SIMD for (int64_t j = 0; j < c; j++)
-    {
-        float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
-        dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16);
-    }
+            DNRI_EACH (j, 0, c) {
+                float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
+                v += dnri_ld(res, r + j, bf16);
+                dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16); /* NaN passes */
+            }
+    else
+        for (int64_t r = begin * c; r < end * c; r += c)
+            DNRI_EACH (j, 0, c) {
+                float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
+                dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16);
+            }
 }
 DNRI_KERNEL(normalise);
 
@@ -177,34 +175,32 @@ DNRI_INLINE void sums_with(const norm *s, int slice, int64_t begin, int64_t end,
     memset(sum, 0, 2 * (size_t)c * sizeof *sum);
     int64_t r = begin * c;
     for (; r + ROWS * c <= end * c; r += ROWS * c)
-        DNRI_SIMD
-    for (int64_t j = 0; j < c; j++) {
-        const int64_t i0 = r + j, i1 = i0 + c, i2 = i1 + c, i3 = i2 + c;
-        float m = in.mean[j];
-        float z0 = dz_at(in, i0, relu, dy2, bf16), z1 = dz_at(in, i1, relu, dy2, bf16);
-        float z2 = dz_at(in, i2, relu, dy2, bf16), z3 = dz_at(in, i3, relu, dy2, bf16);
-        if (residual) {
-            dnri_st(dres, i0, z0, bf16);
-            dnri_st(dres, i1, z1, bf16);
-            dnri_st(dres, i2, z2, bf16);
-            dnri_st(dres, i3, z3, bf16);
+        DNRI_EACH (j, 0, c) {
+            const int64_t i0 = r + j, i1 = i0 + c, i2 = i1 + c, i3 = i2 + c;
+            float m = in.mean[j];
+            float z0 = dz_at(in, i0, relu, dy2, bf16), z1 = dz_at(in, i1, relu, dy2, bf16);
+            float z2 = dz_at(in, i2, relu, dy2, bf16), z3 = dz_at(in, i3, relu, dy2, bf16);
+            if (residual) {
+                dnri_st(dres, i0, z0, bf16);
+                dnri_st(dres, i1, z1, bf16);
+                dnri_st(dres, i2, z2, bf16);
+                dnri_st(dres, i3, z3, bf16);
+            }
+            double t0 = dnri_ld(in.x, i0, bf16) - m, t1 = dnri_ld(in.x, i1, bf16) - m;
+            double t2 = dnri_ld(in.x, i2, bf16) - m, t3 = dnri_ld(in.x, i3, bf16) - m;
+            double d0 = z0, d1 = z1, d2 = z2, d3 = z3;
+            sum[j] += (d0 + d1) + (d2 + d3);
+            dot[j] += (d0 * t0 + d1 * t1) + (d2 * t2 + d3 * t3);
         }
-        double t0 = dnri_ld(in.x, i0, bf16) - m, t1 = dnri_ld(in.x, i1, bf16) - m;
-        double t2 = dnri_ld(in.x, i2, bf16) - m, t3 = dnri_ld(in.x, i3, bf16) - m;
-        double d0 = z0, d1 = z1, d2 = z2, d3 = z3;
-        sum[j] += (d0 + d1) + (d2 + d3);
-        dot[j] += (d0 * t0 + d1 * t1) + (d2 * t2 + d3 * t3);
-    }
     for (; r < end * c; r += c)
-        DNRI_SIMD
-    for (int64_t j = 0; j < c; j++) {
-        float z = dz_at(in, r + j, relu, dy2, bf16);
-        if (residual)
-            dnri_st(dres, r + j, z, bf16);
-        double d = z, t = dnri_ld(in.x, r + j, bf16) - in.mean[j];
-        sum[j] += d;
-        dot[j] += d * t;
-    }
+        DNRI_EACH (j, 0, c) {
+            float z = dz_at(in, r + j, relu, dy2, bf16);
+            if (residual)
+                dnri_st(dres, r + j, z, bf16);
+            double d = z, t = dnri_ld(in.x, r + j, bf16) - in.mean[j];
+            sum[j] += d;
+            dot[j] += d * t;
+        }
 }
 
 DNRI_INLINE void dx_with(const norm *s, int64_t begin, int64_t end, bool relu, bool dy2, bool bf16)
@@ -214,12 +210,11 @@ DNRI_INLINE void dx_with(const norm *s, int64_t begin, int64_t end, bool relu, b
     const float *factor = s->factor, *offset = s->offset, *slope = s->slope;
     void *dx = s->dx;
     for (int64_t r = begin * c; r < end * c; r += c)
-        DNRI_SIMD
-    for (int64_t j = 0; j < c; j++) {
-        float dz = dz_at(in, r + j, relu, dy2, bf16);
-        float t = (dnri_ld(in.x, r + j, bf16) - in.mean[j]) * slope[j];
-        dnri_st(dx, r + j, factor[j] * (dz - offset[j] - t), bf16);
-    }
+        DNRI_EACH (j, 0, c) {
+            float dz = dz_at(in, r + j, relu, dy2, bf16);
+            float t = (dnri_ld(in.x, r + j, bf16) - in.mean[j]) * slope[j];
+            dnri_st(dx, r + j, factor[j] * (dz - offset[j] - t), bf16);
+        }
 }
 
 /* Options become constants, so that each case gets a loop without branches. */

@@ -52,8 +52,7 @@ DNRI_INLINE void max_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
                     for (int64_t t = s0; t < s1; t++) {
                         int64_t from = ((n * s->h + h0 + r) * s->w + w0 + t) * s->c + c0;
                         int32_t here = (int32_t)(r * s->kernel + t);
-                        DNRI_SIMD
-                        for (int j = 0; j < m; j++) {
+                        DNRI_EACH (j, 0, m) {
                             float v = dnri_ld(x, from + j, bf16), b = best[j];
                             /* the first of equals; NaN wins and stays */
                             bool take = b == b && !(v <= b);
@@ -62,8 +61,7 @@ DNRI_INLINE void max_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
                         }
                     }
                 int64_t to = (row * s->q + q) * s->c + c0;
-                DNRI_SIMD
-                for (int j = 0; j < m; j++) {
+                DNRI_EACH (j, 0, m) {
                     dnri_st(y, to + j, best[j], bf16);
                     index[to + j] = (uint8_t)tap[j];
                 }
@@ -91,13 +89,11 @@ DNRI_INLINE void avg_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
                 for (int64_t r = r0; r < r1; r++)
                     for (int64_t t = s0; t < s1; t++) {
                         int64_t from = ((n * s->h + h0 + r) * s->w + w0 + t) * s->c + c0;
-                        DNRI_SIMD
-                        for (int j = 0; j < m; j++)
+                        DNRI_EACH (j, 0, m)
                             sum[j] += dnri_ld(x, from + j, bf16);
                     }
                 int64_t to = (row * s->q + q) * s->c + c0;
-                DNRI_SIMD
-                for (int j = 0; j < m; j++)
+                DNRI_EACH (j, 0, m)
                     dnri_st(y, to + j, sum[j] * scale, bf16);
             }
         }
@@ -129,14 +125,12 @@ DNRI_INLINE void bwd_rows(const pool *s, int64_t begin, int64_t end, bool is_max
                         int64_t from = ((n * s->p + p) * s->q + q) * s->c + c0;
                         int here = (int)((h + s->pad - p * s->stride) * s->kernel + w + s->pad -
                                          q * s->stride);
-                        DNRI_SIMD
-                        for (int j = 0; j < m; j++)
+                        DNRI_EACH (j, 0, m)
                             sum[j] += dnri_keep_if(!is_max || index[from + j] == here,
                                                    dnri_ld(dy, from + j, bf16));
                     }
                 int64_t to = (row * s->w + w) * s->c + c0;
-                DNRI_SIMD
-                for (int j = 0; j < m; j++)
+                DNRI_EACH (j, 0, m)
                     dnri_st(dx, to + j, sum[j] * scale, bf16);
             }
         }
@@ -166,9 +160,8 @@ DNRI_INLINE void global_pictures(void *ctx, int slice, int64_t begin, int64_t en
             int m = (int)at_most(CHUNK, s->c - c0);
             memset(sum, 0, sizeof sum);
             for (int64_t i = 0; i < area; i++)
-                DNRI_SIMD
-            for (int j = 0; j < m; j++)
-                sum[j] += (double)dnri_ld(s->b.in[0], (n * area + i) * s->c + c0 + j, bf16);
+                DNRI_EACH (j, 0, m)
+                    sum[j] += (double)dnri_ld(s->b.in[0], (n * area + i) * s->c + c0 + j, bf16);
             for (int j = 0; j < m; j++)
                 dnri_st(s->b.out[0], n * s->c + c0 + j, (float)(sum[j] / (double)area), bf16);
         }
@@ -184,9 +177,8 @@ DNRI_INLINE void global_bwd_pictures(void *ctx, int slice, int64_t begin, int64_
     const float scale = s->scale;
     for (int64_t n = begin; n < end; n++)
         for (int64_t i = 0; i < area; i++)
-            DNRI_SIMD
-    for (int64_t j = 0; j < c; j++)
-        dnri_st(dx, (n * area + i) * c + j, dnri_ld(dy, n * c + j, bf16) * scale, bf16);
+            DNRI_EACH (j, 0, c)
+                dnri_st(dx, (n * area + i) * c + j, dnri_ld(dy, n * c + j, bf16) * scale, bf16);
 }
 DNRI_KERNEL(global_bwd_pictures);
 

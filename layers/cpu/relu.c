@@ -14,8 +14,7 @@ DNRI_INLINE void fprop(void *ctx, int slice, int64_t begin, int64_t end, bool bf
     const relu *s = ctx;
     const void *x = s->b.in[0];
     void *y = s->b.out[0];
-    DNRI_SIMD
-    for (int64_t i = begin; i < end; i++) {
+    DNRI_EACH (i, begin, end) {
         float v = dnri_ld(x, i, bf16);
         dnri_st(y, i, v < 0 ? 0 : v, bf16); /* NaN passes */
     }
@@ -27,8 +26,7 @@ DNRI_INLINE void bwd(void *ctx, int slice, int64_t begin, int64_t end, bool bf16
     const relu *s = ctx;
     const void *y = s->b.in[0], *dy = s->b.in[1];
     void *dx = s->b.out[0];
-    DNRI_SIMD
-    for (int64_t i = begin; i < end; i++)
+    DNRI_EACH (i, begin, end)
         dnri_st(dx, i, dnri_keep_if(dnri_ld(y, i, bf16) > 0, dnri_ld(dy, i, bf16)), bf16);
 }
 DNRI_KERNEL(bwd);

@@ -28,9 +28,8 @@ DNRI_INLINE void ingest_pixels(void *ctx, int slice, int64_t begin, int64_t end,
     void *x = s->b.out[0];
     int64_t i = 3 * begin;
     for (; i + PERIOD <= 3 * end; i += PERIOD)
-        DNRI_SIMD
-    for (int j = 0; j < PERIOD; j++)
-        dnri_st(x, i + j, (float)px[i + j] * s->scale[j] + s->shift[j], bf16);
+        DNRI_EACH (j, 0, PERIOD)
+            dnri_st(x, i + j, (float)px[i + j] * s->scale[j] + s->shift[j], bf16);
     for (int j = 0; i + j < 3 * end; j++)
         dnri_st(x, i + j, (float)px[i + j] * s->scale[j] + s->shift[j], bf16);
 }
@@ -77,8 +76,7 @@ DNRI_INLINE void add_slice(void *ctx, int slice, int64_t begin, int64_t end, boo
     const add *s = ctx;
     const void *a = s->b.in[0], *b = s->b.in[1];
     void *y = s->b.out[0];
-    DNRI_SIMD
-    for (int64_t i = begin; i < end; i++)
+    DNRI_EACH (i, begin, end)
         dnri_st(y, i, dnri_ld(a, i, bf16) + dnri_ld(b, i, bf16), bf16);
 }
 DNRI_KERNEL(add_slice);
@@ -116,7 +114,7 @@ static dnr_status flat_lower(dnr_device *dev, const dnr_graph *g, size_t size,
     flat *s = dnri_cpu_step(out, size, run, 1);
     if (!s)
         return DNR_EMEM;
-    int64_t n = dnri_params_flat(dnri_graph_params((dnr_graph *)g));
+    int64_t n = dnri_params_flat(dnri_graph_params(g));
     s->blocks = n / DNRI_PARAM_ALIGN;
     s->slices = dnri_slices_for(dev, n);
     return DNR_OK;
@@ -127,8 +125,7 @@ DNRI_CLONES static void fold_add(void *ctx, int slice, int64_t begin, int64_t en
     const flat *s = ctx;
     const float *grad = s->b.in[0];
     float *sum = s->b.out[0];
-    DNRI_SIMD
-    for (int64_t i = begin * DNRI_PARAM_ALIGN; i < end * DNRI_PARAM_ALIGN; i++)
+    DNRI_EACH (i, begin * DNRI_PARAM_ALIGN, end * DNRI_PARAM_ALIGN)
         sum[i] += grad[i];
 }
 
@@ -161,9 +158,8 @@ DNRI_CLONES static void stat_slice(void *ctx, int slice, int64_t begin, int64_t 
     const float *g = s->b.in[0];
     double sum[DNRI_PARAM_ALIGN] = {0}, total = 0;
     for (int64_t i = begin * DNRI_PARAM_ALIGN; i < end * DNRI_PARAM_ALIGN; i += DNRI_PARAM_ALIGN)
-        DNRI_SIMD
-    for (int j = 0; j < DNRI_PARAM_ALIGN; j++)
-        sum[j] += (double)g[i + j] * (double)g[i + j];
+        DNRI_EACH (j, 0, DNRI_PARAM_ALIGN)
+            sum[j] += (double)g[i + j] * (double)g[i + j];
     for (int j = 0; j < DNRI_PARAM_ALIGN; j++)
         total += sum[j];
     ((double *)s->b.workspace)[slice] = total;
@@ -208,8 +204,7 @@ DNRI_INLINE void sgd_slice(void *ctx, int slice, int64_t begin, int64_t end, boo
     const bool nesterov = s->a.nesterov;
     for (int64_t k = begin; k < end; k++) {
         const float decay = s->decays[k] ? (float)s->a.weight_decay : 0;
-        DNRI_SIMD
-        for (int64_t i = k * DNRI_PARAM_ALIGN; i < (k + 1) * DNRI_PARAM_ALIGN; i++) {
+        DNRI_EACH (i, k * DNRI_PARAM_ALIGN, (k + 1) * DNRI_PARAM_ALIGN) {
             float w = master[i], d = grad[i] * scale + decay * w;
             float v = mu * momentum[i] + d;
             w -= lr * (nesterov ? d + mu * v : v);
@@ -252,7 +247,7 @@ static dnr_status sgd_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *
     out->drop = sgd_drop;
     memcpy(&s->a, op->attr, sizeof s->a);
     s->bf16 = op->out[2] != DNRI_NONE && dnri_desc(g, op->out[2])->dtype == DNR_BF16;
-    s->decays = dnri_decay_map(dnri_graph_params((dnr_graph *)g), s->a.decay_norm_bias);
+    s->decays = dnri_decay_map(dnri_graph_params(g), s->a.decay_norm_bias);
     if (s->decays)
         return DNR_OK;
     sgd_drop(s);

@@ -1,7 +1,7 @@
 /* kernel.h: writing CPU kernels once for fp32 and bf16, in forms that compilers vectorise.
  *
  * A kernel is an always-inline function whose last argument says whether tensors are bf16; DNRI_KERNEL(f) makes
- * the two instances and the table f_k[2]. OpenMP stays in threads.c: a compiler outlines a parallel region before
+ * the two instances and the table f_k[2]. Threads stay in threads.c: a compiler outlines a parallel region before
  * it clones a function for each instruction set, and would leave the region's body in the plainest one. */
 #ifndef DNR_CPU_KERNEL_H
 #define DNR_CPU_KERNEL_H
@@ -33,8 +33,8 @@
     }                                                                                              \
     static const dnri_slice_fn f##_k[2] = {f##_f32, f##_bf16}
 
-/* The iterations of the loop that follows are independent. */
-#define DNRI_SIMD _Pragma("omp simd")
+/* for i in begin … end − 1, in any order and several at once */
+#define DNRI_EACH(i, begin, end) _Pragma("omp simd") for (int64_t i = (begin); i < (end); i++)
 
 /* Element i of a tensor. */
 DNRI_INLINE float dnri_ld(const void *p, int64_t i, bool bf16)
