@@ -48,11 +48,18 @@ static double sgd_flops(const dnr_graph *g, const dnri_op *op)
     return 8.0 * (double)dnri_count(dnri_desc(g, op->in[0]));
 }
 
+static double ema_flops(const dnr_graph *g, const dnri_op *op)
+{
+    return 3.0 *
+           (double)(dnri_count(dnri_desc(g, op->in[0])) + dnri_count(dnri_desc(g, op->in[1])));
+}
+
 const dnri_op_def dnri_def_grad_fold = {
     .name = "grad.fold", .infer = in_place, .flops = flat_flops};
 const dnri_op_def dnri_def_grad_stat = {
     .name = "grad.stat", .infer = in_place, .flops = flat_flops};
 const dnri_op_def dnri_def_sgd = {.name = "sgd", .infer = in_place, .flops = sgd_flops};
+const dnri_op_def dnri_def_ema = {.name = "ema", .infer = in_place, .flops = ema_flops};
 const dnri_op_def dnri_def_scaler = {.name = "scaler", .infer = in_place};
 
 dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o)
@@ -77,6 +84,12 @@ dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o)
                      num->compute == num->master ? DNRI_NONE : dnri_slab_tensor(g, DNRI_WEIGHT)};
     DNR_TRY(dnri_emit(g, &dnri_def_sgd, "update", &o->sgd, sizeof o->sgd, 3,
                       (dnr_tid[]){grad, header, state}, 3, out));
+    if (o->ema > 0) {
+        dnri_ema_attr ema = {o->ema, o->sgd.scaled};
+        dnr_tid from[] = {out[0], dnri_slab_tensor(g, DNRI_BUFFER), state};
+        dnr_tid to[] = {dnri_slab_tensor(g, DNRI_EMA), dnri_slab_tensor(g, DNRI_EMA_BUFFER)};
+        DNR_TRY(dnri_emit(g, &dnri_def_ema, "update", &ema, sizeof ema, 3, from, 2, to));
+    }
     dnri_scaler_attr scaler = {o->sgd.scaled};
     return dnri_emit(g, &dnri_def_scaler, "update", &scaler, sizeof scaler, 0, NULL, 1, &state);
 }

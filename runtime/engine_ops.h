@@ -33,6 +33,15 @@ typedef struct dnri_sgd_attr {
 } dnri_sgd_attr;
 extern const dnri_op_def dnri_def_sgd;
 
+/* ema: in {MASTER, BUFFER, STATE}, out {EMA, EMA_BUFFER}; after sgd, skipped with it. For weights and
+ * running statistics alike e ← e + (1 − decay)·(w − e): timm's ModelEmaV2, torch's AveragedModel with
+ * use_buffers. */
+typedef struct dnri_ema_attr {
+    double decay; /* 0 = off */
+    bool scaled;
+} dnri_ema_attr;
+extern const dnri_op_def dnri_def_ema;
+
 /* scaler: in {}, out {STATE}; after sgd. steps += 1; when attr.scaled, GradScaler.update:
  *   found_inf: scale ← scale/2, growth ← 0, skipped += 1; else growth += 1, and at 2000 scale ←
  * 2·scale where that is finite, growth ← 0. */
@@ -42,11 +51,12 @@ typedef struct dnri_scaler_attr {
 extern const dnri_op_def dnri_def_scaler;
 
 /* Emits what follows backward in the `last` program: fold (accumulate > 1), stat (scaled or
- * clipping), sgd, scaler. In the `micro` program only the fold. */
+ * clipping), sgd, ema (where it has a decay), scaler. In the `micro` program only the fold. */
 typedef struct dnri_update_opts {
     dnri_sgd_attr sgd;
     bool sums; /* accumulate > 1 */
     bool last;
+    double ema; /* decay of the averages; 0 = none */
 } dnri_update_opts;
 dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o);
 

@@ -196,7 +196,7 @@ dnr_tid dnri_param_tensor(dnr_graph *g, dnri_role role, const dnri_param *proto)
 dnr_tid dnri_slab_tensor(dnr_graph *g, dnri_role role)
 {
     static const char *const names[DNRI_ROLES] = {
-        "master", "grad", "gsum", "momentum", "weight", "running", "state", "header", "cell"};
+        "master", "grad", "gsum", "momentum", "weight", "running", "ema", "ema_running", "state", "header", "cell"};
     int64_t n = 0;
     switch (role) {
     case DNRI_STATE:
@@ -209,6 +209,7 @@ dnr_tid dnri_slab_tensor(dnr_graph *g, dnri_role role)
         n = sizeof(void *);
         break;
     case DNRI_BUFFER:
+    case DNRI_EMA_BUFFER:
         n = dnri_params_buffers(g->params);
         break;
     default:

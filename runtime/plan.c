@@ -243,3 +243,10 @@ uint64_t dnri_plan_hash(const dnri_plan *p)
     }
     return h;
 }
+
+uint64_t dnri_plan_choices(const dnri_plan *p, uint64_t seed)
+{
+    for (int i = 0; i < p->n; i++)
+        seed = XXH64(p->steps[i].impl, strlen(p->steps[i].impl), seed);
+    return seed;
+}

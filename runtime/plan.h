@@ -29,6 +29,8 @@ dnr_status dnri_plan_write(dnri_plan *p, dnr_tid t,
 const dnr_graph *dnri_plan_graph(const dnri_plan *p);
 /* The hash of ops, shapes, attributes and buckets. */
 uint64_t dnri_plan_hash(const dnri_plan *p);
+/* The hash of the implementations chosen, following `seed`. */
+uint64_t dnri_plan_choices(const dnri_plan *p, uint64_t seed);
 
 /* explain.c */
 struct json_t;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "safetensors.h"
 #include "tensor.h"
@@ -308,6 +309,11 @@ dnr_status dnri_st_read(const dnri_st_file *f, const dnri_st_tensor *t, double *
     return s;
 }
 
+dnr_status dnri_st_read_raw(const dnri_st_file *f, const dnri_st_tensor *t, void *host)
+{
+    return read_at(f, host, t->bytes, t->offset);
+}
+
 /* ---- writing */
 
 dnri_st_tensor dnri_st_make(const char *name, dnri_st_type type, int ndim, const int64_t *dim,
@@ -359,8 +365,15 @@ static char *header_text(const char *const *metadata, const dnri_st_tensor *cons
     return text;
 }
 
-dnr_status dnri_st_write(const char *path, const char *const *metadata, const dnri_st_tensor *t,
-                         int n)
+/* Writes, and adds to the sum. */
+static dnr_status put(dnri_wholefile *f, XXH64_state_t *sum, const void *data, size_t bytes)
+{
+    XXH64_update(sum, data, bytes);
+    return dnri_wholefile_write(f, data, bytes);
+}
+
+dnr_status dnri_st_write_sum(const char *path, const char *const *metadata, const dnri_st_tensor *t,
+                             int n, uint64_t *sum)
 {
     /* widest type first, so that every tensor is aligned to its type */
     const dnri_st_tensor **order = malloc(((size_t)n + 1) * sizeof *order);
@@ -370,19 +383,30 @@ dnr_status dnri_st_write(const char *path, const char *const *metadata, const dn
             if (type_row(t[i].type)->bytes == bytes)
                 order[k++] = &t[i];
     char *text = order ? header_text(metadata, order, n) : NULL;
+    XXH64_state_t *state = XXH64_createState();
     dnri_wholefile f;
-    dnr_status s = text ? dnri_wholefile_open(&f, path) : DNR_FAIL_NOMEM();
+    dnr_status s = text && state ? dnri_wholefile_open(&f, path) : DNR_FAIL_NOMEM();
     if (s == DNR_OK) {
         uint64_t length = strlen(text);
-        s = dnri_wholefile_write(&f, &length, sizeof length);
+        XXH64_reset(state, 0);
+        s = put(&f, state, &length, sizeof length);
         if (s == DNR_OK)
-            s = dnri_wholefile_write(&f, text, (size_t)length);
+            s = put(&f, state, text, (size_t)length);
         for (int i = 0; s == DNR_OK && i < n; i++)
-            s = dnri_wholefile_write(&f, order[i]->data, order[i]->bytes);
+            s = put(&f, state, order[i]->data, order[i]->bytes);
         if (s == DNR_OK)
             s = dnri_wholefile_commit(&f);
     }
+    if (s == DNR_OK && sum)
+        *sum = XXH64_digest(state);
+    XXH64_freeState(state);
     free(text);
     free(order);
     return s;
+}
+
+dnr_status dnri_st_write(const char *path, const char *const *metadata, const dnri_st_tensor *t,
+                         int n)
+{
+    return dnri_st_write_sum(path, metadata, t, n, NULL);
 }

@@ -46,6 +46,8 @@ const dnri_st_tensor *dnri_st_find(const dnri_st_file *f, const char *name); /* 
 const char *dnri_st_metadata(const dnri_st_file *f, const char *key);        /* NULL: none */
 /* All values of a tensor as doubles. */
 dnr_status dnri_st_read(const dnri_st_file *f, const dnri_st_tensor *t, double *host);
+/* Its bytes as they are. */
+dnr_status dnri_st_read_raw(const dnri_st_file *f, const dnri_st_tensor *t, void *host);
 
 /* ---- writing */
 /* Fills the derived fields of a tensor. */
@@ -54,5 +56,8 @@ dnri_st_tensor dnri_st_make(const char *name, dnri_st_type type, int ndim, const
 /* Writes whole or not at all. `metadata`: pairs of key and text, NULL-terminated; may be NULL. */
 dnr_status dnri_st_write(const char *path, const char *const *metadata, const dnri_st_tensor *t,
                          int n);
+/* The same; `*sum` (may be NULL) ← XXH64 of all that was written. */
+dnr_status dnri_st_write_sum(const char *path, const char *const *metadata, const dnri_st_tensor *t,
+                             int n, uint64_t *sum);
 
 #endif

@@ -11,13 +11,17 @@ struct dnri_store {
     dnr_device *dev;
     dnri_params *params;
     dnri_numerics num;
+    unsigned holds;
     void *slab[DNRI_ROLES]; /* WEIGHT is MASTER where the types agree */
 };
 
 static const char *const role_names[DNRI_ROLES] = {
-    [DNRI_MASTER] = "master",     [DNRI_GRAD] = "gradient", [DNRI_GSUM] = "gradient sum",
-    [DNRI_MOMENTUM] = "momentum", [DNRI_WEIGHT] = "weight", [DNRI_BUFFER] = "running statistics",
-    [DNRI_STATE] = "state",       [DNRI_HEADER] = "header", [DNRI_CELL] = "cell",
+    [DNRI_MASTER] = "master",     [DNRI_GRAD] = "gradient",
+    [DNRI_GSUM] = "gradient sum", [DNRI_MOMENTUM] = "momentum",
+    [DNRI_WEIGHT] = "weight",     [DNRI_BUFFER] = "running statistics",
+    [DNRI_EMA] = "average",       [DNRI_EMA_BUFFER] = "average of statistics",
+    [DNRI_STATE] = "state",       [DNRI_HEADER] = "header",
+    [DNRI_CELL] = "cell",
 };
 
 static bool aliased(const dnri_numerics *num)
@@ -31,7 +35,7 @@ static dnr_dtype slab_type(const dnri_numerics *num, dnri_role role)
 }
 
 /* Bytes of a slab; 0: there is none. */
-static size_t slab_bytes(const dnri_params *params, const dnri_numerics *num, bool train, bool sums,
+static size_t slab_bytes(const dnri_params *params, const dnri_numerics *num, unsigned holds,
                          dnri_role role)
 {
     size_t elem = dnri_dtype_size(slab_type(num, role));
@@ -41,13 +45,17 @@ static size_t slab_bytes(const dnri_params *params, const dnri_numerics *num, bo
         return flat;
     case DNRI_GRAD:
     case DNRI_MOMENTUM:
-        return train ? flat : 0;
+        return holds & DNRI_STORE_TRAIN ? flat : 0;
     case DNRI_GSUM:
-        return train && sums ? flat : 0;
+        return holds & DNRI_STORE_SUMS ? flat : 0;
+    case DNRI_EMA:
+        return holds & DNRI_STORE_EMA ? flat : 0;
     case DNRI_WEIGHT:
         return aliased(num) ? 0 : flat;
     case DNRI_BUFFER:
         return (size_t)dnri_params_buffers(params) * elem;
+    case DNRI_EMA_BUFFER:
+        return holds & DNRI_STORE_EMA ? (size_t)dnri_params_buffers(params) * elem : 0;
     case DNRI_STATE:
         return sizeof(dnri_state);
     case DNRI_HEADER:
@@ -60,17 +68,17 @@ static size_t slab_bytes(const dnri_params *params, const dnri_numerics *num, bo
     return 0;
 }
 
-size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, bool train, bool sums)
+size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, unsigned holds)
 {
     size_t sum = 0;
     dnri_params_seal(params);
     for (int role = 0; role < DNRI_ROLES; role++)
-        sum += (slab_bytes(params, num, train, sums, (dnri_role)role) + 255) / 256 * 256;
+        sum += (slab_bytes(params, num, holds, (dnri_role)role) + 255) / 256 * 256;
     return sum;
 }
 
 dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numerics *num,
-                          bool train, bool sums, dnri_store **out)
+                          unsigned holds, dnri_store **out)
 {
     *out = NULL;
     dnri_store *s = calloc(1, sizeof *s);
@@ -80,8 +88,9 @@ dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numer
     s->dev = dev;
     s->params = params;
     s->num = *num;
+    s->holds = holds;
     for (int role = 0; role < DNRI_ROLES; role++) {
-        size_t bytes = slab_bytes(params, num, train, sums, (dnri_role)role);
+        size_t bytes = slab_bytes(params, num, holds, (dnri_role)role);
         if (bytes && dev->be->alloc(dev, bytes, &s->slab[role]) != DNR_OK) {
             dnri_store_free(s);
             return dnri_fail_context("%s slab", role_names[role]);
@@ -114,7 +123,8 @@ dnri_params *dnri_store_params(const dnri_store *s)
 static void *place_of(const dnri_store *s, dnri_role role, const dnri_param *x)
 {
     bool buffer = x->kind == DNRI_RUNNING;
-    if (!s->slab[role] || role >= DNRI_STATE || buffer != (role == DNRI_BUFFER))
+    bool of_buffers = role == DNRI_BUFFER || role == DNRI_EMA_BUFFER;
+    if (!s->slab[role] || role >= DNRI_STATE || buffer != of_buffers)
         return NULL;
     return (char *)s->slab[role] + (size_t)x->offset * dnri_dtype_size(slab_type(&s->num, role));
 }
@@ -247,8 +257,8 @@ dnr_status dnri_store_init(dnri_store *s, uint64_t seed)
 {
     for (int role = 0; role < DNRI_STATE; role++)
         if (s->slab[role])
-            DNR_TRY(clear(s, slab_bytes(s->params, &s->num, true, true, (dnri_role)role),
-                          s->slab[role]));
+            DNR_TRY(
+                clear(s, slab_bytes(s->params, &s->num, s->holds, (dnri_role)role), s->slab[role]));
     for (int i = 0; i < dnri_params_count(s->params); i++) {
         const dnri_param *x = dnri_params_at(s->params, i);
         double *v = malloc((size_t)x->count * sizeof *v);
@@ -260,6 +270,58 @@ dnr_status dnri_store_init(dnri_store *s, uint64_t seed)
         free(v);
         DNR_TRY(st);
     }
+    DNR_TRY(dnri_store_start_ema(s));
     return dnri_store_write_state(s,
                                   &(dnri_state){.loss_scale = s->num.scaled ? DNRI_SCALE_INIT : 1});
+}
+
+/* ---- averages */
+
+static const dnri_role AVERAGED[][2] = {{DNRI_MASTER, DNRI_EMA}, {DNRI_BUFFER, DNRI_EMA_BUFFER}};
+
+dnr_status dnri_store_start_ema(dnri_store *s)
+{
+    for (int i = 0; i < 2 && s->slab[DNRI_EMA]; i++)
+        DNR_TRY(dnri_copy_now(s->dev, s->slab[AVERAGED[i][1]], s->slab[AVERAGED[i][0]],
+                              slab_bytes(s->params, &s->num, s->holds, AVERAGED[i][0])));
+    return DNR_OK;
+}
+
+/* WEIGHT from MASTER, rounded as the optimizer rounds. */
+static dnr_status renew_weights(dnri_store *s)
+{
+    for (int i = 0; i < dnri_params_count(s->params) && !aliased(&s->num); i++) {
+        const dnri_param *x = dnri_params_at(s->params, i);
+        if (!place_of(s, DNRI_WEIGHT, x))
+            continue;
+        double *v = malloc((size_t)x->count * 2 * sizeof *v);
+        if (!v)
+            return DNR_FAIL_NOMEM();
+        dnr_status st = dnri_store_read(s, DNRI_MASTER, i, v);
+        if (st == DNR_OK)
+            st = put(s, DNRI_WEIGHT, x, v, v + x->count);
+        free(v);
+        DNR_TRY(st);
+    }
+    return DNR_OK;
+}
+
+dnr_status dnri_store_swap_ema(dnri_store *s)
+{
+    if (!s->slab[DNRI_EMA] || !s->slab[DNRI_GRAD])
+        return DNR_FAIL(DNR_EUSAGE, "set train.ema, for example 0.9999",
+                        "this trainer keeps no averages of its weights");
+    size_t room = slab_bytes(s->params, &s->num, s->holds, DNRI_GRAD);
+    for (int i = 0; i < 2; i++) {
+        char *a = s->slab[AVERAGED[i][0]], *b = s->slab[AVERAGED[i][1]],
+             *aside = s->slab[DNRI_GRAD];
+        size_t bytes = slab_bytes(s->params, &s->num, s->holds, AVERAGED[i][0]);
+        for (size_t at = 0, n; at < bytes; at += n) {
+            n = bytes - at < room ? bytes - at : room;
+            DNR_TRY(dnri_copy_now(s->dev, aside, a + at, n));
+            DNR_TRY(dnri_copy_now(s->dev, a + at, b + at, n));
+            DNR_TRY(dnri_copy_now(s->dev, b + at, aside, n));
+        }
+    }
+    return renew_weights(s);
 }

@@ -10,6 +10,7 @@
  *     MOMENTUM  the same layout
  *     WEIGHT    the same layout in the compute type (an alias of MASTER where the types agree)
  *     BUFFER    running statistics, master type, flat
+ *     EMA, EMA_BUFFER   moving averages of MASTER and BUFFER (only where train.ema is set)
  *     STATE     dnri_state       HEADER  dnri_header       CELL  the fed slot's device address
  *
  * Flat slabs are in the order in which backward completes the gradients (the reverse of the order
@@ -30,6 +31,8 @@ typedef enum dnri_role {
     DNRI_MOMENTUM,
     DNRI_WEIGHT,
     DNRI_BUFFER,
+    DNRI_EMA,
+    DNRI_EMA_BUFFER,
     DNRI_STATE,
     DNRI_HEADER,
     DNRI_CELL,
@@ -91,12 +94,18 @@ typedef struct dnri_numerics {
 
 typedef struct dnri_store dnri_store;
 
-/* Seals `params` and takes the memory, zeroed. Borrows both. `train` = false leaves out GRAD, GSUM
- * and MOMENTUM; `sums` asks for GSUM. */
+/* What a store holds beside weights, running statistics and the small blocks. */
+enum {
+    DNRI_STORE_TRAIN = 1, /* GRAD and MOMENTUM */
+    DNRI_STORE_SUMS = 2,  /* GSUM */
+    DNRI_STORE_EMA = 4,   /* EMA and EMA_BUFFER */
+};
+
+/* Seals `params` and takes the memory, zeroed. Borrows both. */
 dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numerics *num,
-                          bool train, bool sums, dnri_store **out);
+                          unsigned holds, dnri_store **out);
 void dnri_store_free(dnri_store *s);
-size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, bool train, bool sums);
+size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, unsigned holds);
 /* Device address of a parameter in a slab; param = -1: of the whole slab. NULL where the slab is
  * absent.
  * Norms work in the master type: as WEIGHT, their parameters are found in MASTER. */
@@ -104,6 +113,11 @@ void *dnri_store_ptr(const dnri_store *s, dnri_role role, int param);
 
 /* Initial weights (He-normal …), zero momentum, fresh state. A pure function of (seed, name). */
 dnr_status dnri_store_init(dnri_store *s, uint64_t seed);
+/* The averages start anew at the weights and running statistics. Nothing to do without averages. */
+dnr_status dnri_store_start_ema(dnri_store *s);
+/* Exchanges the averages with the weights and running statistics; GRAD is overwritten. A second call
+ * undoes the first, bit for bit. */
+dnr_status dnri_store_swap_ema(dnri_store *s);
 /* One parameter to and from the host, as doubles in the store's order [K,R,S,C]. Writing MASTER
  * renews WEIGHT. These wait for the device. */
 dnr_status dnri_store_read(dnri_store *s, dnri_role role, int param, double *host);

@@ -46,6 +46,7 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
     const dnr_optim_opts *o = &t->o.optim;
     dnri_update_opts update = {.sums = t->o.accumulate > 1,
                                .last = last,
+                               .ema = t->o.ema,
                                .sgd = {.momentum = o->momentum,
                                        .weight_decay = o->weight_decay,
                                        .clip_norm = o->clip_norm,
@@ -121,9 +122,17 @@ static size_t slot_size(const dnr_trainer *t, int64_t batch, int64_t eval_batch)
     return train > eval ? train : eval;
 }
 
+static unsigned store_holds(const dnr_trainer_opts *o)
+{
+    if (o->batch == 0)
+        return 0;
+    return DNRI_STORE_TRAIN | (o->accumulate > 1 ? DNRI_STORE_SUMS : 0u) |
+           (o->ema > 0 ? DNRI_STORE_EMA : 0u);
+}
+
 static size_t store_size(const dnr_trainer *t)
 {
-    return dnri_store_size(t->params, &t->num, t->o.batch > 0, t->o.accumulate > 1);
+    return dnri_store_size(t->params, &t->num, store_holds(&t->o));
 }
 
 /* The largest batch, of training and evaluation alike, whose plans fit into `have`; 0: none. Memory grows
@@ -198,8 +207,7 @@ static dnr_status take_memory(dnr_trainer *t)
 {
     const dnri_backend *be = t->dev->be;
     void *pinned;
-    DNR_TRY(
-        dnri_store_new(t->dev, t->params, &t->num, t->o.batch > 0, t->o.accumulate > 1, &t->store));
+    DNR_TRY(dnri_store_new(t->dev, t->params, &t->num, store_holds(&t->o), &t->store));
     DNR_TRY(be->alloc(t->dev, t->arena_bytes, &t->arena));
     DNR_TRY(be->alloc(t->dev, t->staging_bytes, &t->staging[0]));
     DNR_TRY(be->alloc(t->dev, t->staging_bytes, &t->staging[1]));

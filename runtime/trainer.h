@@ -58,6 +58,8 @@ dnr_status dnri_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts,
 /* A step on `accumulate` slots of the caller's (ordinary memory will do; the headers are written); waits
  * for it. */
 dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics *out);
+/* Takes up a run after its step `state->steps` and that many samples: the next step follows. */
+dnr_status dnri_trainer_go_on(dnr_trainer *t, const dnri_state *state, int64_t samples);
 /* Adds a batch of the caller's to an evaluation, or starts one; waits for it. */
 dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval_result *out);
 

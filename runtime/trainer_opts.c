@@ -85,6 +85,8 @@ static dnr_status check(const dnr_trainer_opts *o)
               "channel %d has mean %g and std %g", c, o->mean[c], o->std[c]);
     CHECK(o->label_smoothing >= 0 && o->label_smoothing < 1, "use a number in 0…1, for example 0.1",
           "train.label_smoothing is %g", o->label_smoothing);
+    CHECK(o->ema >= 0 && o->ema < 1, "use a number in 0…1, for example 0.9999; 0 is off",
+          "train.ema is %g", o->ema);
     CHECK(o->memory_fraction > 0 && o->memory_fraction <= 1, "use a number in 0…1",
           "memory.fraction is %g", o->memory_fraction);
     CHECK(o->workspace_mb > 0, "use a positive number", "cudnn.workspace_mb is %lld",

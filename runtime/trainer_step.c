@@ -180,6 +180,19 @@ dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics 
     return dnr_trainer_finish(t, out);
 }
 
+dnr_status dnri_trainer_go_on(dnr_trainer *t, const dnri_state *state, int64_t samples)
+{
+    int64_t global = t->o.batch * t->o.accumulate;
+    int r = (int)((state->steps + 1) & 1); /* of the last step */
+    DNR_TRY(dnri_store_write_state(t->store, state));
+    DNR_TRY(copy_state(t, &t->pinned->state[r], MARK_STATE + r));
+    t->steps = state->steps;
+    t->samples = samples - global;
+    t->issued[r].lr = learning_rate(t);
+    t->issued[r].samples = t->samples = samples;
+    return DNR_OK;
+}
+
 /* ---- evaluation */
 
 static dnr_status end_eval(dnr_trainer *t, dnr_eval_result *out)
@@ -214,6 +227,16 @@ dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out)
         dnr_loader_release(l, &b);
         DNR_TRY(s);
     }
+}
+
+dnr_status dnr_trainer_eval_ema(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out)
+{
+    *out = (dnr_eval_result){0};
+    DNR_TRY(dnri_store_swap_ema(t->store));
+    dnr_status s = dnr_trainer_eval(t, l, out);
+    dnr_error first = *dnr_last_error();
+    DNR_TRY(dnri_store_swap_ema(t->store)); /* in any case: training goes on with the weights */
+    return s == DNR_OK ? s : dnri_fail_as(&first);
 }
 
 dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval_result *out)

@@ -8,7 +8,7 @@
 
 #include "wholefile.h"
 
-static const char *remedy_for(int err)
+const char *dnri_disk_remedy(int err)
 {
     switch (err) {
     case ENOSPC:
@@ -32,8 +32,8 @@ static const char *remedy_for(int err)
 static dnr_status disk_error(dnri_wholefile *f, int err, const char *doing)
 {
     dnri_wholefile_abandon(f);
-    return dnri_fail(DNR_EDISK, DNRI_HERE, remedy_for(err), "cannot %s '%s': %s", doing, f->path,
-                     strerror(err));
+    return dnri_fail(DNR_EDISK, DNRI_HERE, dnri_disk_remedy(err), "cannot %s '%s': %s", doing,
+                     f->path, strerror(err));
 }
 
 dnr_status dnri_wholefile_open(dnri_wholefile *f, const char *path)
@@ -77,14 +77,14 @@ dnr_status dnri_wholefile_write(dnri_wholefile *f, const void *data, size_t byte
     return DNR_OK;
 }
 
-static int sync_folder(const char *path)
+int dnri_sync_folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
     char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
     int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     free(folder);
     if (fd < 0)
-        return errno;
+        return errno ? errno : ENOMEM;
     /* some file systems cannot sync a folder (EINVAL): the rename itself was done */
     int err = fsync(fd) != 0 && errno != EINVAL ? errno : 0;
     close(fd);
@@ -103,7 +103,7 @@ dnr_status dnri_wholefile_commit(dnri_wholefile *f)
         return disk_error(f, errno, "replace");
     free(f->temp);
     f->temp = NULL;
-    int err = sync_folder(f->path);
+    int err = dnri_sync_folder_of(f->path);
     return err ? disk_error(f, err, "sync the folder of") : DNR_OK;
 }
 

@@ -19,4 +19,9 @@ dnr_status dnri_wholefile_write(dnri_wholefile *f, const void *data, size_t byte
 dnr_status dnri_wholefile_commit(dnri_wholefile *f);
 void dnri_wholefile_abandon(dnri_wholefile *f); /* after _open, instead of _commit; idempotent */
 
+/* The remedy for an errno of writing. */
+const char *dnri_disk_remedy(int err);
+/* fsyncs the folder that holds `path`. 0, or errno. */
+int dnri_sync_folder_of(const char *path);
+
 #endif

@@ -55,7 +55,10 @@ void rig_plan(rig *r, bool train, bool sums)
     r->g = NULL; /* the plan's, even where it fails */
     OK(dnri_plan_build(g, r->dev, "test", &o, &r->plan));
     r->g = g;
-    OK(dnri_store_new(r->dev, r->params, &r->num, train, sums, &r->store));
+    OK(dnri_store_new(r->dev, r->params, &r->num,
+                      (train ? DNRI_STORE_TRAIN | DNRI_STORE_EMA : 0u) |
+                          (sums ? DNRI_STORE_SUMS : 0u),
+                      &r->store));
     OK(r->dev->be->alloc(r->dev, dnri_plan_arena(r->plan) + 1, &r->arena));
     OK(dnri_store_write_state(r->store, &(dnri_state){.loss_scale = 1}));
     rig_header(r, 0, true);

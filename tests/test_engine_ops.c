@@ -92,14 +92,16 @@ static const dnri_param protos[] = {
     {.name = "beta", .kind = DNRI_NORM_B, .dim = {1, 1, 1, 64}},
     {.name = "dense", .kind = DNRI_DENSE_W, .dim = {10, 1, 1, 100}},
     {.name = "bias", .kind = DNRI_BIAS, .dim = {1, 1, 1, 10}},
+    {.name = "running", .kind = DNRI_RUNNING, .dim = {1, 1, 1, 70}},
 };
-enum { PARAMS = sizeof protos / sizeof protos[0] };
+enum { PARAMS = sizeof protos / sizeof protos[0] - 1, RUNNING = PARAMS };
 
 static void open_update(rig *r, int side, const dnri_update_opts *o)
 {
     rig_open(r, device_of(side), precision_of(side), true);
     for (int i = 0; i < PARAMS; i++)
         assert_true(dnri_param_tensor(r->g, DNRI_WEIGHT, &protos[i]) >= 0);
+    assert_true(dnri_param_tensor(r->g, DNRI_BUFFER, &protos[RUNNING]) >= 0);
     OK(dnri_emit_update(r->g, o));
     rig_plan(r, true, o->sums);
     rig_bind(r);
@@ -121,7 +123,8 @@ static void fill(rig r[SIDES], dnri_role role, int param, double scale, uint64_t
 static int judge(rig r[SIDES], const char *name, dnri_role role, double bound)
 {
     int bad = 0;
-    for (int p = 0; p < PARAMS; p++) {
+    const bool running = role == DNRI_EMA_BUFFER;
+    for (int p = running ? RUNNING : 0; p < (running ? RUNNING + 1 : PARAMS); p++) {
         const int64_t n = dnri_params_at(r[REF].params, p)->count;
         double *v[SIDES];
         for (int side = 0; side < SIDES; side++) {
@@ -180,10 +183,13 @@ static int run_steps(const dnri_update_opts *o)
     for (int p = 0; p < PARAMS; p++) {
         fill(r, DNRI_MASTER, p, 1, (uint64_t)p);
         fill(r, DNRI_MOMENTUM, p, 0.1, (uint64_t)p + 50);
+        fill(r, DNRI_EMA, p, 1, (uint64_t)p + 70);
     }
+    fill(r, DNRI_EMA_BUFFER, RUNNING, 1, 80);
     for (int step = 0; step < 5; step++) {
         for (int p = 0; p < PARAMS; p++)
             fill(r, DNRI_GRAD, p, scale, (uint64_t)(100 + step * PARAMS + p));
+        fill(r, DNRI_BUFFER, RUNNING, 1, (uint64_t)(200 + step));
         if (o->sgd.scaled && step == 3)
             spoil(r, 3, INFINITY); /* after the scale has grown */
         if (o->sgd.scaled && step == 4)
@@ -194,6 +200,8 @@ static int run_steps(const dnri_update_opts *o)
         }
         bad += judge(r, "master", DNRI_MASTER, 1e-6) + judge(r, "momentum", DNRI_MOMENTUM, 1e-6) +
                judge(r, "weight", DNRI_WEIGHT, probe_bound(POINT) + 1e-6) + judge_state(r);
+        bad += judge(r, "average", DNRI_EMA, 1e-6);
+        bad += judge(r, "average of statistics", DNRI_EMA_BUFFER, 1e-6);
         if (o->sums)
             bad += judge(r, "sum", DNRI_GSUM, 1e-6);
     }
@@ -217,7 +225,8 @@ static void test_update(void **state)
     int bad = 0;
     for (size_t i = 0; i < COUNT(cases); i++)
         for (int sums = 0; sums < 2; sums++) {
-            const int b = run_steps(&(dnri_update_opts){cases[i], sums, true});
+            const int b = run_steps(&(dnri_update_opts){
+                .sgd = cases[i], .sums = sums, .last = true, .ema = sums ? 0.9 : 0});
             if (b)
                 print_error("  in case %d, sums %d\n", (int)i, sums);
             bad += b;

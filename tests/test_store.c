@@ -203,6 +203,7 @@ static int add(dnri_params *p, const char *name, dnri_param_kind kind, dnri_init
 }
 
 enum { CONV, NORM_W, NORM_B, MEAN, VAR, DENSE, BIAS, N_PARAMS };
+enum { ALL = DNRI_STORE_TRAIN | DNRI_STORE_SUMS | DNRI_STORE_EMA };
 
 /* A net of one conv, one norm and one dense layer; reversed: in the opposite order. */
 static dnri_params *small_net(bool reversed)
@@ -403,7 +404,7 @@ static void check_store(dnr_device *dev, const dnri_numerics *num)
 {
     dnri_params *p = small_net(false);
     dnri_store *s;
-    assert_int_equal(dnri_store_new(dev, p, num, true, true, &s), DNR_OK);
+    assert_int_equal(dnri_store_new(dev, p, num, ALL, &s), DNR_OK);
     assert_ptr_equal(dnri_store_params(s), p);
     bool alias = num->compute == num->master;
     size_t elem = dnri_dtype_size(num->master), n;
@@ -454,7 +455,7 @@ static void check_store(dnr_device *dev, const dnri_numerics *num)
     /* another order of registration, the same values; another seed, others */
     dnri_params *q = small_net(true);
     dnri_store *t;
-    assert_int_equal(dnri_store_new(dev, q, num, false, false, &t), DNR_OK);
+    assert_int_equal(dnri_store_new(dev, q, num, 0, &t), DNR_OK);
     assert_int_equal(dnri_store_init(t, 7), DNR_OK);
     double *other = read_all(t, DNRI_MASTER, dnri_params_find(q, "conv1.weight"));
     assert_memory_equal(first, other, 33 * 9 * 31 * sizeof(double));
@@ -566,7 +567,7 @@ static void store_without_memory(void **state)
     int fails = 0;
     for (heap.fail_at = 1;; heap.fail_at++, fails++) {
         heap.made = 0;
-        if (dnri_store_new(&heap_device, p, &fp16, true, true, &s) == DNR_OK)
+        if (dnri_store_new(&heap_device, p, &fp16, ALL, &s) == DNR_OK)
             break;
         assert_null(s);
         assert_int_equal(heap.live, 0);
@@ -579,11 +580,10 @@ static void store_without_memory(void **state)
     assert_int_equal(heap.live, 0);
 
     size_t flat = (size_t)dnri_params_flat(p);
-    assert_int_equal(dnri_store_size(p, &fp32, false, true), flat * 4 + 128 * 4 + 3 * 256);
-    assert_int_equal(dnri_store_size(p, &fp16, true, true) - dnri_store_size(p, &fp16, true, false),
+    assert_int_equal(dnri_store_size(p, &fp32, 0), flat * 4 + 128 * 4 + 3 * 256);
+    assert_int_equal(dnri_store_size(p, &fp16, DNRI_STORE_SUMS) - dnri_store_size(p, &fp16, 0),
                      flat * 4);
-    assert_int_equal(dnri_store_size(p, &fp16, false, false) -
-                         dnri_store_size(p, &fp32, false, false),
+    assert_int_equal(dnri_store_size(p, &fp16, 0) - dnri_store_size(p, &fp32, 0),
                      (flat * 2 + 255) / 256 * 256);
     dnri_params_free(p);
 }

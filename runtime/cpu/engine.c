@@ -254,6 +254,53 @@ static dnr_status sgd_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *
     return DNR_FAIL_NOMEM();
 }
 
+/* ---- ema: weights in slices, then the few running statistics */
+
+typedef struct ema {
+    flat f;
+    dnri_ema_attr a;
+    int64_t buffer_blocks;
+} ema;
+
+DNRI_INLINE void average(float *e, const float *w, int64_t begin, int64_t end, float share)
+{
+    DNRI_EACH (i, begin * DNRI_PARAM_ALIGN, end * DNRI_PARAM_ALIGN)
+        e[i] += share * (w[i] - e[i]);
+}
+
+DNRI_CLONES static void ema_slice(void *ctx, int slice, int64_t begin, int64_t end)
+{
+    const ema *s = ctx;
+    average(s->f.b.out[0], s->f.b.in[0], begin, end, (float)(1 - s->a.decay));
+}
+
+DNRI_CLONES static void ema_buffers(void *ctx, int slice, int64_t begin, int64_t end)
+{
+    const ema *s = ctx;
+    average(s->f.b.out[1], s->f.b.in[1], begin, end, (float)(1 - s->a.decay));
+}
+
+static dnr_status ema_run(void *ctx)
+{
+    ema *s = ctx;
+    const dnri_state *state = s->f.b.in[2];
+    if (s->a.scaled && state->found_inf)
+        return DNR_OK;
+    dnri_slices(s->f.slices, s->f.blocks, ema_slice, s);
+    dnri_slices(1, s->buffer_blocks, ema_buffers, s);
+    return DNR_OK;
+}
+
+static dnr_status ema_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                            const dnri_lower_opts *o, dnri_step *out)
+{
+    DNR_TRY(flat_lower(dev, g, sizeof(ema), ema_run, out));
+    ema *s = out->ctx;
+    memcpy(&s->a, op->attr, sizeof s->a);
+    s->buffer_blocks = dnri_count(dnri_desc(g, op->in[1])) / DNRI_PARAM_ALIGN;
+    return DNR_OK;
+}
+
 /* ---- scaler */
 
 typedef struct scaler {
@@ -290,10 +337,8 @@ static dnr_status scaler_lower(dnr_device *dev, const dnr_graph *g, const dnri_o
     return DNR_OK;
 }
 
-const dnri_lowering dnri_cpu_engine[] = {{&dnri_def_ingest, NULL, ingest_lower},
-                                         {&dnri_def_add, NULL, add_lower},
-                                         {&dnri_def_grad_fold, NULL, fold_lower},
-                                         {&dnri_def_grad_stat, NULL, stat_lower},
-                                         {&dnri_def_sgd, NULL, sgd_lower},
-                                         {&dnri_def_scaler, NULL, scaler_lower},
-                                         {0}};
+const dnri_lowering dnri_cpu_engine[] = {
+    {&dnri_def_ingest, NULL, ingest_lower},  {&dnri_def_add, NULL, add_lower},
+    {&dnri_def_grad_fold, NULL, fold_lower}, {&dnri_def_grad_stat, NULL, stat_lower},
+    {&dnri_def_sgd, NULL, sgd_lower},        {&dnri_def_ema, NULL, ema_lower},
+    {&dnri_def_scaler, NULL, scaler_lower},  {0}};

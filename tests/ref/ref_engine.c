@@ -66,6 +66,19 @@ static void sgd(const ref_step *s)
     }
 }
 
+static void ema(const ref_step *s)
+{
+    const dnri_ema_attr *a = (const dnri_ema_attr *)s->op.attr;
+    if (a->scaled && ((const dnri_state *)s->at.in[2])->found_inf)
+        return;
+    for (int k = 0; k < 2; k++) {
+        const double *w = s->at.in[k];
+        double *e = s->at.out[k];
+        for (int64_t i = 0; i < dnri_count(&s->in[k]); i++)
+            e[i] += (1 - a->decay) * (w[i] - e[i]);
+    }
+}
+
 static void scaler(const ref_step *s)
 {
     const dnri_scaler_attr *a = (const dnri_scaler_attr *)s->op.attr;
@@ -85,11 +98,7 @@ static void scaler(const ref_step *s)
 }
 
 const ref_row ref_engine_rows[] = {
-    {&dnri_def_ingest, ingest},
-    {&dnri_def_add, add},
-    {&dnri_def_grad_fold, grad_fold},
-    {&dnri_def_grad_stat, grad_stat},
-    {&dnri_def_sgd, sgd},
-    {&dnri_def_scaler, scaler},
-    {NULL, NULL},
+    {&dnri_def_ingest, ingest},       {&dnri_def_add, add}, {&dnri_def_grad_fold, grad_fold},
+    {&dnri_def_grad_stat, grad_stat}, {&dnri_def_sgd, sgd}, {&dnri_def_ema, ema},
+    {&dnri_def_scaler, scaler},       {NULL, NULL},
 };
