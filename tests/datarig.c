@@ -175,3 +175,13 @@ bytes rig_unhex(const char *hex)
         b.p[b.n] = (uint8_t)v;
     return b;
 }
+
+const char *rig_listing(const dnr_source *s)
+{
+    static char out[4096];
+    size_t n = 0;
+    for (int64_t i = 0; i < dnr_source_count(s); i++)
+        n += (size_t)snprintf(out + n, sizeof out - n, "%s%s=%d", i ? " " : "",
+                              dnr_source_sample_name(s, i), dnr_source_label(s, i));
+    return out;
+}

@@ -10,6 +10,9 @@
 void rig_fails(dnr_status st, dnr_status want, const char *text, const char *expr, const char *file,
                int line);
 
+/* Names and labels of a source as "name=label name=label …". */
+const char *rig_listing(const dnr_source *s);
+
 /* Group fixtures: an empty temporary folder, and its removal. */
 int rig_folder_make(void **state);
 int rig_folder_remove(void **state);
@@ -39,7 +42,7 @@ bytes rig_bmp(int w, int h, uint8_t r, uint8_t g, uint8_t b);
  * there is none. */
 const char *rig_shared(void);
 
-/* `p` from tests/golden/NAME */
+/* tests/golden/NAME */
 typedef struct json_t json_t;
 json_t *rig_golden(const char *name);
 /* Hexadecimal text to bytes. */

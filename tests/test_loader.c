@@ -1,121 +1,12 @@
-/* test_loader.c: batches in order at any number of threads, bad samples, stalls, and closing at any moment. */
-#include "datarig.h"
+/* test_loader.c: batches in order at any number of threads, stalls, and closing at any moment. */
+#include "fakesource.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <xxhash.h>
-
-#include "../runtime/slot.h"
 
 #define DIGITS DNRI_SOURCE_DIR "/data/digits.tar"
-
-/* ---- a source that misbehaves to order: sample i is a 4 × 4 picture whose red is i mod 251, label i mod 10 */
-
-typedef struct fake {
-    dnr_source base;
-    bool encoded; /* read() gives BMPs, so that the cache is in play */
-    bool (*bad)(int64_t i);
-    dnr_status bad_status;
-    _Atomic int64_t reads;
-    _Atomic int64_t stuck; /* sample that does not come; −1 = none */
-    int delay_us;
-} fake;
-
-static bool bad_tenth(int64_t i)
-{
-    return i % 10 == 3;
-}
-
-static bool bad_all(int64_t i)
-{
-    return true;
-}
-
-static bool bad_five(int64_t i)
-{
-    return i == 5;
-}
-
-static dnr_status visit(const dnr_source *s, int64_t i)
-{
-    fake *f = (fake *)s;
-    f->reads++;
-    if (f->delay_us)
-        usleep((useconds_t)f->delay_us);
-    while (f->stuck == i)
-        usleep(1000);
-    return f->bad && f->bad(i) ? DNR_FAIL(DNR_EDATA, "none: a test", "bad on purpose") : DNR_OK;
-}
-
-static dnr_status fake_render(const dnr_source *s, int64_t i, dnri_picture *out)
-{
-    DNR_TRY(visit(s, i));
-    DNR_TRY(dnri_picture_fit(out, 4, 4));
-    for (int k = 0; k < 16; k++)
-        memcpy(out->rgb + 3 * k, (uint8_t[]){(uint8_t)(i % 251), 1, 2}, 3);
-    return DNR_OK;
-}
-
-static dnr_status fake_read(const dnr_source *s, int64_t i, dnri_buffer *out)
-{
-    fake *f = (fake *)s;
-    if (f->bad_status && f->bad(i))
-        return DNR_FAIL(f->bad_status, "none: a test", "no memory on purpose");
-    DNR_TRY(visit(s, i));
-    bytes b = rig_bmp(4, 4, (uint8_t)(i % 251), 1, 2);
-    DNR_TRY(dnri_buffer_fit(out, b.n));
-    memcpy(out->data, b.p, b.n);
-    free(b.p);
-    return DNR_OK;
-}
-
-static const char *fake_name(const dnr_source *s, int64_t i)
-{
-    static const char *const name[] = {"pic0", "pic1", "pic2", "pic3", "pic4",
-                                       "pic5", "pic6", "pic7", "pic8", "pic9"};
-    return name[i % 10];
-}
-
-static int fake_label(const dnr_source *s, int64_t i)
-{
-    return (int)(i % 10);
-}
-
-static fake fake_source(int64_t n, bool encoded)
-{
-    static const dnri_source_ops render = {NULL, fake_render, fake_name, fake_label, NULL};
-    static const dnri_source_ops read = {fake_read, NULL, fake_name, fake_label, NULL};
-    return (fake){.base = {.ops = encoded ? &read : &render,
-                           .root = (char *)"set/",
-                           .count = n,
-                           .classes = 10,
-                           .bytes = encoded ? 102 * n : 0},
-                  .encoded = encoded,
-                  .stuck = -1};
-}
-
-static dnr_loader_opts train(int64_t batch, int threads)
-{
-    return (dnr_loader_opts){.batch = batch,
-                             .image = 4,
-                             .train = true,
-                             .shuffle = true,
-                             .seed = 7,
-                             .max_bad = -1,
-                             .threads = threads,
-                             .timeout_s = 60};
-}
-
-static dnr_loader_opts pass(int64_t batch, int threads)
-{
-    dnr_loader_opts o = train(batch, threads);
-    o.train = o.shuffle = false;
-    return o;
-}
 
 static double now(void)
 {
@@ -125,35 +16,6 @@ static double now(void)
 }
 
 /* ---- streams */
-
-/* A hash of `samples` samples of a stream, taken one by one so that batch sizes do not matter. */
-static uint64_t stream_hash(dnr_source *s, dnr_loader_opts o, int64_t samples)
-{
-    dnr_loader *l;
-    OK(dnr_loader_open(s, NULL, &o, &l));
-    XXH3_state_t *h = XXH3_createState();
-    XXH3_64bits_reset(h);
-    size_t size = (size_t)o.image * (size_t)o.image * 3;
-    int64_t position = o.start;
-    for (int64_t done = 0; done < samples;) {
-        dnr_batch b;
-        OK(dnr_loader_next(l, &b, NULL));
-        assert_int_equal(b.position, position);
-        assert_int_equal(b.count, o.batch);
-        assert_ptr_equal(b.labels, (char *)b.slot + dnri_slot_labels());
-        assert_ptr_equal(b.pixels, (char *)b.slot + dnri_slot_pixels(o.batch));
-        position += o.batch;
-        for (int64_t k = 0; k < o.batch && done < samples; k++, done++) {
-            XXH3_64bits_update(h, &b.labels[k], 4);
-            XXH3_64bits_update(h, b.pixels + (size_t)k * size, size);
-        }
-        dnr_loader_release(l, &b);
-    }
-    dnr_loader_close(l);
-    uint64_t v = XXH3_64bits_digest(h);
-    XXH3_freeState(h);
-    return v;
-}
 
 /* The stream depends on the seed alone: not on threads, prefetch or batch (which spans epochs here). */
 static void deterministic(void **state)
@@ -325,142 +187,6 @@ static void rewind_midway(void **state)
         OK(dnr_loader_rewind(l));
     }
     dnr_loader_close(l);
-}
-
-/* ---- bad samples */
-
-static void replaced(void **state)
-{
-    fake f = fake_source(200, true);
-    uint64_t hash[3];
-    for (int i = 0; i < 3; i++) {
-        f.bad = bad_tenth;
-        hash[i] = stream_hash(&f.base, train(i == 2 ? 50 : 32, 1 + 3 * i), 600);
-    }
-    assert_true(hash[0] == hash[1] && hash[0] == hash[2]);
-    dnr_loader_opts o = train(100, 3);
-    dnr_loader *l;
-    OK(dnr_loader_open(&f.base, NULL, &o, &l));
-    int64_t times = 0, total = 0;
-    for (int k = 0; k < 40; k++) {
-        dnr_batch b;
-        OK(dnr_loader_next(l, &b, NULL));
-        for (int i = 0; i < 100; i++) {
-            assert_int_not_equal(b.labels[i], 3); /* a bad one's */
-            assert_int_equal(b.labels[i], b.pixels[48 * i] % 10);
-        }
-        dnr_loader_release(l, &b);
-    }
-    dnr_loader_stats st;
-    dnr_loader_get_stats(l, &st);
-    assert_int_equal(st.bad, 20);
-    for (int i = 0; i < 20; i++) {
-        assert_string_equal(st.bad_list[i].name, "pic3");
-        assert_string_equal(st.bad_list[i].reason, "bad on purpose");
-        times += st.bad_list[i].times;
-    }
-    for (int i = 0; i < 20; i++)
-        total += st.bad_list[i].times >= 20; /* once in each of 20 epochs at least */
-    assert_int_equal(total, 20);
-    assert_true(times < 600); /* 20 · 20, a tenth more as substitutes, and what is prefetched */
-    dnr_loader_close(l);
-}
-
-static void left_out_of_validation(void **state)
-{
-    fake f = fake_source(50, false);
-    f.bad = bad_tenth;
-    dnr_loader_opts o = pass(50, 2);
-    dnr_loader *l;
-    dnr_batch b;
-    OK(dnr_loader_open(&f.base, NULL, &o, &l));
-    OK(dnr_loader_next(l, &b, NULL));
-    assert_int_equal(b.count, 45);
-    for (int i = 0; i < 50; i++) {
-        assert_int_equal(b.labels[i], i % 10 == 3 ? -1 : i % 10);
-        assert_int_equal(b.pixels[48 * i], i % 10 == 3 ? 0 : i);
-    }
-    dnr_loader_release(l, &b);
-    dnr_loader_close(l);
-}
-
-/* The first failure of a loader. */
-static dnr_status first_failure(dnr_source *s, dnr_loader_opts o, int batches)
-{
-    dnr_loader *l;
-    DNR_TRY(dnr_loader_open(s, NULL, &o, &l));
-    dnr_status st = DNR_OK;
-    for (int k = 0; k < batches && st == DNR_OK; k++) {
-        dnr_batch b;
-        bool more;
-        st = dnr_loader_next(l, &b, &more);
-        if (st == DNR_OK && more)
-            dnr_loader_release(l, &b);
-    }
-    if (st != DNR_OK) { /* and it stays */
-        dnr_batch b;
-        dnr_error e = *dnr_last_error();
-        assert_int_equal(dnr_loader_next(l, &b, NULL), st);
-        assert_string_equal(dnr_last_error()->what, e.what);
-        assert_int_equal(dnr_loader_rewind(l), st);
-    }
-    dnr_loader_close(l);
-    return st;
-}
-
-static void stopped(void **state)
-{
-    fake f = fake_source(200, true);
-    f.bad = bad_five;
-    dnr_loader_opts o = train(32, 3);
-    o.on_error = DNR_ON_ERROR_STOP;
-    FAILS(first_failure(&f.base, o, 1000), DNR_EDATA, "set/pic5: bad on purpose");
-    f.bad = bad_tenth;
-    o = train(32, 3);
-    o.max_bad = 19;
-    FAILS(first_failure(&f.base, o, 1000), DNR_EDATA,
-          "20 bad pictures, more than data.max_bad = 19");
-    o.max_bad = 20;
-    OK(first_failure(&f.base, o, 100));
-    o = pass(10, 2);
-    o.max_bad = 0;
-    FAILS(first_failure(&f.base, o, 1000), DNR_EDATA, "set/pic3");
-    f.bad = bad_all;
-    FAILS(first_failure(&f.base, train(32, 2), 1000), DNR_EDATA, "65 pictures in a row are bad");
-    OK(first_failure(&f.base, pass(32, 2), 100)); /* an evaluation of nothing */
-    f.bad_status = DNR_EMEM;                      /* not the picture's fault: no substitute */
-    FAILS(first_failure(&f.base, train(32, 2), 1000), DNR_EMEM, "no memory on purpose");
-}
-
-/* Real bad files in a folder. */
-static void bad_files(void **state)
-{
-    bytes good = rig_bmp(9, 9, 9, 9, 9);
-    for (int i = 0; i < 20; i++)
-        rig_put(rig_path("set/c%d/%d.bmp", i % 2, i), good.p, i == 7 ? 100 : good.n);
-    rig_put(rig_path("set/c0/no.png"), "text", 4);
-    free(good.p);
-    dnr_source *s;
-    OK(dnr_source_open(rig_path("set"), NULL, &s));
-    dnr_loader_opts o = pass(30, 2);
-    dnr_loader *l;
-    dnr_batch b;
-    OK(dnr_loader_open(s, NULL, &o, &l));
-    OK(dnr_loader_next(l, &b, NULL));
-    assert_int_equal(b.count, 19);
-    dnr_loader_release(l, &b);
-    dnr_loader_stats st;
-    dnr_loader_get_stats(l, &st);
-    assert_int_equal(st.bad, 2);
-    assert_string_equal(st.bad_list[0].name, "c0/no.png");
-    assert_non_null(strstr(st.bad_list[0].reason, "not a picture"));
-    assert_string_equal(st.bad_list[1].name, "c1/7.bmp");
-    assert_non_null(strstr(st.bad_list[1].reason, "truncated BMP: 100 bytes"));
-    dnr_loader_close(l);
-    o.on_error = DNR_ON_ERROR_STOP;
-    FAILS(first_failure(s, o, 1), DNR_EDATA, "c");
-    assert_non_null(strstr(dnr_last_error()->what, rig_path("set/c")));
-    dnr_source_close(s);
 }
 
 /* ---- waiting, memory, closing */
@@ -642,21 +368,12 @@ static void fast_enough(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(deterministic),
-        cmocka_unit_test(once_an_epoch),
-        cmocka_unit_test(unshuffled),
-        cmocka_unit_test(validation),
-        cmocka_unit_test(rewind_midway),
-        cmocka_unit_test(replaced),
-        cmocka_unit_test(left_out_of_validation),
-        cmocka_unit_test(stopped),
-        cmocka_unit_test(bad_files),
-        cmocka_unit_test(stall),
-        cmocka_unit_test(held_slots),
-        cmocka_unit_test(cached),
-        cmocka_unit_test(closed_at_any_moment),
-        cmocka_unit_test(options),
+        cmocka_unit_test(deterministic),        cmocka_unit_test(once_an_epoch),
+        cmocka_unit_test(unshuffled),           cmocka_unit_test(validation),
+        cmocka_unit_test(rewind_midway),        cmocka_unit_test(stall),
+        cmocka_unit_test(held_slots),           cmocka_unit_test(cached),
+        cmocka_unit_test(closed_at_any_moment), cmocka_unit_test(options),
         cmocka_unit_test(fast_enough),
     };
-    return cmocka_run_group_tests(tests, rig_folder_make, rig_folder_remove);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
