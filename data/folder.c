@@ -227,3 +227,54 @@ out:
     free(w);
     return st;
 }
+
+/* ---- pictures without labels */
+
+static int by_name(const void *a, const void *b, void *user)
+{
+    return strcmp(dnri_index_name(user, a), dnri_index_name(user, b));
+}
+
+/* One path of dnr_source_files. */
+static dnr_status add_path(walk *w, const char *path)
+{
+    struct stat sb;
+    int64_t from = w->x->n;
+    w->path[0] = 0;
+    size_t n = push(w, 0, path);
+    if (!n || stat(path, &sb))
+        return DNR_FAIL(DNR_EDATA, FOLDER_REMEDY, "%.1000s: %s", path,
+                        n ? strerror(errno) : "path too long");
+    if (!S_ISDIR(sb.st_mode))
+        return dnri_index_add(w->x, "", path, 0, sb.st_size, -1);
+    DNR_TRY(scan(w, n, &(above){0}));
+    if (w->x->n == from)
+        return DNR_FAIL(DNR_EDATA, "give pictures, or a folder that has some",
+                        "%s holds no pictures", path);
+    qsort_r(w->x->entry + from, (size_t)(w->x->n - from), sizeof *w->x->entry, by_name, w->x);
+    return DNR_OK;
+}
+
+dnr_status dnr_source_files(const char *const *paths, int n, dnr_source **out)
+{
+    walk *w = calloc(1, sizeof *w);
+    if (!w)
+        return DNR_FAIL_NOMEM();
+    dnr_status st;
+    DNR_GOTO(st, dnri_index_new("", 0, &w->x));
+    for (int i = 0; i < n; i++)
+        DNR_GOTO(st, add_path(w, paths[i]));
+    if (!w->x->n) {
+        st = DNR_FAIL(DNR_EUSAGE, "name at least one picture", "no pictures are given");
+        goto out;
+    }
+    for (int64_t i = 0; i < w->x->n; i++)
+        w->x->entry[i].label = 0;
+    dnri_index *x = w->x;
+    w->x = NULL;
+    st = dnri_index_finish(x, &(dnr_source_opts){0}, out);
+out:
+    dnri_index_free(w->x);
+    free(w);
+    return st;
+}

@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 #include "checkpoint.h"
+#include "card.h"
 #include "weights.h"
 #include "wholefile.h"
 
@@ -123,11 +124,11 @@ static dnr_status write_trainer(dnr_trainer *t, const char *path, const char *co
 static dnr_status write_one(dnr_trainer *t, int which, const char *path, const char *const *notes,
                             uint64_t *sum)
 {
-    const char *metadata[] = {"format",    "pt", "architecture", t->o.model.name, "dnnrun",
-                              DNR_VERSION, NULL};
+    dnri_card card;
+    dnri_card_make(t, &card);
     return which == TRAINER ? write_trainer(t, path, notes, sum)
                             : dnri_weights_write(t, which == EMA ? DNRI_OF_EMA : DNRI_OF_MODEL,
-                                                 path, metadata, NULL, 0, sum);
+                                                 path, card.pairs, NULL, 0, sum);
 }
 
 static dnr_status write_checksums(const char *folder, const char *text)

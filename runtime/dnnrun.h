@@ -105,6 +105,8 @@ typedef struct dnr_source_opts {
  * Tars are plain (not compressed) and read in place. DNR_EDATA when missing or empty, when labels are
  * out of range or the number of class folders differs. `opts` may be NULL. */
 dnr_status dnr_source_open(const char *path, const dnr_source_opts *opts, dnr_source **out);
+/* Pictures to be looked at, without labels: each path is a picture or a folder of them (all below it, sorted). */
+dnr_status dnr_source_files(const char *const *paths, int n, dnr_source **out);
 void dnr_source_close(dnr_source *src);
 int64_t dnr_source_count(const dnr_source *src);
 int dnr_source_classes(const dnr_source *src);
@@ -370,6 +372,16 @@ dnr_status dnr_checkpoint_prune(const char *folder, int keep, const char *best);
 /* Renames the checkpoints of more than `steps` steps in `folder` to superseded-step-…, so that a run
  * that goes on from an earlier one does not find them; says so. */
 dnr_status dnr_checkpoint_rewind(const char *folder, int64_t steps);
+
+/* Text for the metadata of the files that this trainer saves, such as "class_names". The library itself
+ * writes "architecture", "stem", "classes", "image" (pixels), "mean" and "std". At most 16. */
+dnr_status dnr_trainer_note(dnr_trainer *t, const char *key, const char *value);
+
+/* A file of weights, for what it says of itself. */
+typedef struct dnr_weights dnr_weights;
+dnr_status dnr_weights_open(const char *path, dnr_weights **out);
+void dnr_weights_close(dnr_weights *w);
+const char *dnr_weights_metadata(const dnr_weights *w, const char *key); /* NULL: it does not say */
 
 /* What runs and where it lies: ops, launches, implementations, bytes, FLOPs, memory map and peak of
  * each program. */

@@ -286,6 +286,10 @@ void dnr_trainer_destroy(dnr_trainer *t)
     if (t->logits)
         be->free_host(t->dev, t->logits);
     dnri_params_free(t->params);
+    for (size_t i = 0; i < sizeof t->notes / sizeof t->notes[0]; i++) {
+        free(t->notes[i][0]);
+        free(t->notes[i][1]);
+    }
     free((char *)t->o.model.name);
     free((char *)t->o.model.stem);
     free(t);

@@ -7,6 +7,8 @@
 /* One optimizer step is accumulate − 1 runs of `micro` and one of `last`. */
 enum { DNRI_MICRO, DNRI_LAST, DNRI_EVAL, DNRI_PROGRAMS };
 
+enum { DNRI_NOTES = 16 };
+
 typedef struct dnri_program {
     dnri_plan *plan; /* NULL: not needed by this run */
     dnr_tid logits;
@@ -41,7 +43,8 @@ struct dnr_trainer {
     size_t staging_bytes;
     dnri_pinned *pinned;
     void *logits; /* pinned, for dnr_trainer_predict; made when it first asks for them */
-    int64_t fed;  /* batches so far, of any program */
+    char *notes[DNRI_NOTES][2]; /* key and text, for files of weights; a missing key ends them */
+    int64_t fed;                /* batches so far, of any program */
 
     int64_t steps, samples; /* enqueued */
     struct {

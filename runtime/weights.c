@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "card.h"
 #include "weights.h"
 
 #define RUNNING_MEAN ".running_mean"
@@ -150,9 +151,9 @@ dnr_status dnri_weights_write(dnr_trainer *t, dnri_weights of, const char *path,
 
 static dnr_status save(dnr_trainer *t, dnri_weights of, const char *path)
 {
-    const char *metadata[] = {"format",    "pt", "architecture", t->o.model.name, "dnnrun",
-                              DNR_VERSION, NULL};
-    return dnri_weights_write(t, of, path, metadata, NULL, 0, NULL);
+    dnri_card card;
+    dnri_card_make(t, &card);
+    return dnri_weights_write(t, of, path, card.pairs, NULL, 0, NULL);
 }
 
 dnr_status dnr_trainer_save(dnr_trainer *t, const char *path)
