@@ -9,6 +9,7 @@ static dnr_status cmd_help(int argc, char **argv, dnr_error *err);
 static const tool_command commands[] = {
     {"train", "train a model", cmd_train},
     {"eval", "accuracy of a trained model on validation pictures", cmd_eval},
+    {"predict", "what a trained model sees in pictures", cmd_predict},
     {"plan", "what a training step runs, and where it lies in memory", cmd_plan},
     {"bench", "speed and memory of training and inference, beside PyTorch's too", cmd_bench},
     {"version", "versions of dnnrun, its libraries and back ends", cmd_version},

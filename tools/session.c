@@ -1,5 +1,6 @@
 /* session.c: cfg values to options of the library. */
 #include "session.h"
+#include "card.h"
 
 #include <string.h>
 
@@ -179,6 +180,8 @@ dnr_status session_open(session *s, int data, dnr_error *err)
     if (c->train.max_steps && c->train.max_steps < s->steps)
         s->steps = c->train.max_steps;
     TOOL_TRY(st, open_trainer(s, data == SESSION_VAL || data == SESSION_INFER, err));
+    if (s->train)
+        TOOL_TRY(st, card_write(s, err));
     if (s->train)
         TOOL_TRY(st, open_loader(s, true, err));
     if (s->val)
