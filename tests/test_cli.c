@@ -1,154 +1,28 @@
 /* test_cli.c: the tool from outside: exit codes, messages, a short training, what it leaves behind. */
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "dnnrun.h"
-
-static char tool[1024];           /* path of the binary */
-static char *out_text, *err_text; /* of the last command */
-
-static char *slurp(const char *path)
-{
-    FILE *f = fopen(path, "r");
-    char *text = NULL;
-    size_t size = 0, n;
-    char buf[4096];
-    if (!f)
-        return NULL;
-    FILE *m = open_memstream(&text, &size);
-    while ((n = fread(buf, 1, sizeof buf, f)) > 0)
-        fwrite(buf, 1, n, m);
-    fclose(f);
-    fclose(m);
-    return text;
-}
-
-static void sh(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static void sh(const char *fmt, ...)
-{
-    char command[4096];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(command, sizeof command, fmt, ap);
-    va_end(ap);
-    if (system(command) != 0)
-        fail_msg("failed: %s", command);
-}
-
-/* Runs the tool; returns its exit code. */
-static int dnnrun(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static int dnnrun(const char *fmt, ...)
-{
-    char args[2048], command[4096];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(args, sizeof args, fmt, ap);
-    va_end(ap);
-    snprintf(command, sizeof command, "'%s' %s >stdout.txt 2>stderr.txt </dev/null", tool, args);
-    int status = system(command);
-    free(out_text);
-    free(err_text);
-    out_text = slurp("stdout.txt");
-    err_text = slurp("stderr.txt");
-    assert_true(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-static void has(const char *text, const char *part)
-{
-    if (!text || !strstr(text, part))
-        fail_msg("\"%s\" does not contain \"%s\"", text ? text : "(nothing)", part);
-}
-
-/* The command fails with `code`, one line of what and where, one of remedy. */
-static void fails(int code, const char *args, const char *what, const char *remedy)
-{
-    int got = dnnrun("%s", args);
-    if (got != code)
-        fail_msg("dnnrun %s: exit code %d, not %d; stderr: %s", args, got, code, err_text);
-    const char *message = strstr(err_text, "dnnrun: "), *second = strstr(err_text, "\n  remedy: ");
-    assert_non_null(message);
-    assert_non_null(second);
-    has(message, what);
-    has(second, remedy);
-    assert_non_null(strchr(message, '('));
-    assert_true(second[strlen("\n  remedy: ")] != '\n');
-}
-
-static bool have_cpu(void)
-{
-    static int known = -1;
-    if (known < 0)
-        known = dnnrun("plan quickstart.cfg device=cpu") != 6;
-    if (!known)
-        print_message("skipped: no CPU back end in this build\n");
-    return known;
-}
-#define NEEDS_CPU()                                                                                \
-    if (!have_cpu())                                                                               \
-    skip()
-
-static json_t *parse(const char *text)
-{
-    json_error_t e;
-    json_t *j = json_loads(text, 0, &e);
-    if (!j)
-        fail_msg("not JSON: %s: %s", e.text, text);
-    return j;
-}
-
-/* metrics.jsonl as a JSON array. */
-static json_t *metrics(const char *run)
-{
-    char path[1100], *save = NULL;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-    char *text = slurp(path);
-    assert_non_null(text);
-    assert_true(*text && text[strlen(text) - 1] == '\n');
-    json_t *list = json_array();
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
-        json_array_append_new(list, parse(line));
-    free(text);
-    return list;
-}
-
-static const char *text_of(const json_t *j, const char *key)
-{
-    const char *s = json_string_value(json_object_get(j, key));
-    assert_non_null(s);
-    return s;
-}
-
-static double number_of(const json_t *j, const char *key)
-{
-    const json_t *v = json_object_get(j, key);
-    if (!json_is_number(v))
-        fail_msg("\"%s\" is no number", key);
-    return json_number_value(v);
-}
+#include "clirig.h"
 
 /* ---------------------------------------------------------------- usage */
 
 static void help_and_version(void **state)
 {
-    static const char *const names[] = {"train", "eval", "plan", "version"};
+    static const char *const names[] = {"train", "eval", "predict", "bench", "plan", "version"};
+    enum { N = sizeof names / sizeof names[0] };
     assert_int_equal(dnnrun("--help"), 0);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < N; i++)
         has(out_text, names[i]);
     assert_false(strstr(out_text, "config-doc")); /* not for users */
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < N; i++) {
         char example[32];
         snprintf(example, sizeof example, "  dnnrun %s", names[i]);
         assert_int_equal(dnnrun("%s --help", names[i]), 0);
@@ -361,7 +235,8 @@ static void a_short_run(void **state)
     json_decref(m);
     free(manifest_text);
 
-    static const char *const saved[] = {"last", "best", "epoch-0002", "epoch-0004"};
+    /* 1438 · 2 and 1438 · 4 samples are in after steps 45 and 90 */
+    static const char *const saved[] = {"last", "best", "step-000000045", "step-000000090"};
     for (int k = 0; k < 4; k++) {
         char path[128];
         snprintf(path, sizeof path, "run1/checkpoints/%s/model.safetensors", saved[k]);
@@ -388,7 +263,7 @@ static void a_short_run(void **state)
     json_decref(list);
 
     fails(2, "train quickstart.cfg device=cpu --out run1", "run1 already holds a run",
-          "another folder");
+          "--resume auto");
     fails(3,
           "eval quickstart.cfg device=cpu model.name=resnet20 --weights "
           "run1/checkpoints/last/model.safetensors",
@@ -444,7 +319,7 @@ static void bad_pictures_are_reported(void **state)
           "broken.png", "");
 }
 
-/* SIGTERM: weights saved, 75. */
+/* SIGTERM: a checkpoint is saved, 75. */
 static void a_signal_stops_cleanly(void **state)
 {
     NEEDS_CPU();
@@ -493,27 +368,6 @@ static void validation_of_other_classes_is_refused(void **state)
           "class 9 is 9 in data.train and x in data.val", "same class folders");
 }
 
-static int set_up(void **state)
-{
-    static char folder[] = "/tmp/dnnrun-cli-XXXXXX";
-    ssize_t n = readlink("/proc/self/exe", tool, sizeof tool - 16);
-    if (n <= 0 || !mkdtemp(folder) || chdir(folder) != 0)
-        return -1;
-    tool[n] = 0;
-    *strrchr(tool, '/') = 0; /* BUILD/tests */
-    strcpy(strrchr(tool, '/'), "/dnnrun");
-    *state = folder;
-    return access(tool, X_OK);
-}
-
-static int tear_down(void **state)
-{
-    sh("rm -rf '%s'", (char *)*state);
-    free(out_text);
-    free(err_text);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -531,5 +385,5 @@ int main(void)
         cmocka_unit_test(a_signal_stops_cleanly),
         cmocka_unit_test(validation_of_other_classes_is_refused),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, cli_set_up, cli_tear_down);
 }

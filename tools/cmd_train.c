@@ -1,11 +1,13 @@
 /* cmd_train.c: dnnrun train. */
+#include "resume.h"
 #include "screen.h"
 #include "train_loop.h"
 
 #include <string.h>
 
 static const char help[] =
-    "dnnrun train CFG [section.key=value ...] [--out DIR] [--dry-run]: trains a model.\n"
+    "dnnrun train CFG [section.key=value ...] [--out DIR] [--resume auto|PATH] [--init FILE]\n"
+    "    [--allow-changes] [--dry-run]: trains a model.\n"
     "\n"
     "  dnnrun train quickstart.cfg                      the bundled handwritten digits, within a "
     "minute\n"
@@ -14,6 +16,12 @@ static const char help[] =
     "same step\n"
     "  dnnrun train mine.cfg device=cuda:1 train.precision=bf16 --out runs/bf16\n"
     "  dnnrun train resnet50.cfg data.train=synthetic train.max_steps=100 no pictures at hand\n"
+    "  dnnrun train mine.cfg --out runs/a --resume auto   goes on where that run stopped, or "
+    "begins "
+    "it\n"
+    "  dnnrun train mine.cfg --resume runs/a/checkpoints/step-000005000   from this checkpoint\n"
+    "  dnnrun train mine.cfg model.classes=37 --init resnet50.safetensors  fine-tuning; the last "
+    "layer begins anew\n"
     "  dnnrun train resnet50.cfg --dry-run              resolved cfg, plan and memory map; trains "
     "nothing\n"
     "\n"
@@ -22,8 +30,12 @@ static const char help[] =
     "\n"
     "The run directory holds resolved.cfg, manifest.json, metrics.jsonl and "
     "checkpoints/{best,last}/model.safetensors,\n"
-    "which torchvision loads as it is. Ctrl-C stops at the next step and saves; a second one "
-    "kills.\n"
+    "which torchvision loads as it is. Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint after the "
+    "step "
+    "at hand and exit\n"
+    "with 75; a second one kills. Checkpoints are whole or absent, so that a killed run goes on "
+    "with --resume auto\n"
+    "from its newest; a changed cfg is shown and refused, unless --allow-changes.\n"
     "\n"
     "Keys, defaults and what is allowed (docs/cfg.md explains each):\n"
     "\n";
@@ -80,17 +92,83 @@ out:
     return st;
 }
 
+static bool is_auto(const tool_args *a)
+{
+    return a->resume && !strcmp(a->resume, "auto");
+}
+
+/* --init FILE is train.init=FILE. */
+static dnr_status set_init(cfg *c, const char *file, dnr_error *err)
+{
+    if (!file)
+        return DNR_OK;
+    if (strlen(file) >= sizeof c->train.init || !*file) {
+        tool_fail(err, DNR_EUSAGE, "command line", "--init with %s path",
+                  *file ? "too long a" : "an empty");
+        return tool_remedy(err, "give a file of weights");
+    }
+    strcpy(c->train.init, file);
+    return DNR_OK;
+}
+
+static dnr_status check_options(const tool_args *a, const cfg *c, dnr_error *err)
+{
+    if (is_auto(a) && !a->out && !*c->run.out) {
+        tool_fail(err, DNR_EUSAGE, "command line",
+                  "--resume auto without a run directory: each run would get a new one");
+        return tool_remedy(err, "add --out DIR, or set run.out");
+    }
+    if (a->resume && a->dry_run) {
+        tool_fail(err, DNR_EUSAGE, "command line",
+                  "--dry-run trains nothing, so --resume has no use");
+        return tool_remedy(err, "leave one of them out");
+    }
+    if (a->resume && a->init && strcmp(a->resume, "auto")) {
+        tool_fail(err, DNR_EUSAGE, "command line",
+                  "--resume PATH brings its own weights: --init has no use");
+        return tool_remedy(err, "leave one of them out");
+    }
+    if (a->allow_changes && !a->resume) {
+        tool_fail(err, DNR_EUSAGE, "command line", "--allow-changes belongs to --resume");
+        return tool_remedy(err, "leave it out, or add --resume auto");
+    }
+    return DNR_OK;
+}
+
+/* The weights to begin with: the checkpoint's, a file's, or the initial ones. */
+static dnr_status begin_with(session *s, const resume *r, bool allow, dnr_error *err)
+{
+    char where[96];
+    dnr_status st;
+    if (r->from) {
+        TOOL_TRY(st, resume_check_session(r, s, allow, err));
+        TOOL_LIB(st, dnr_checkpoint_restore(r->from, s->trainer));
+        screen_print("resume  from %s, after step %lld of %lld", dnr_checkpoint_folder(r->from),
+                     (long long)dnr_checkpoint_steps(r->from), (long long)s->steps);
+        return DNR_OK;
+    }
+    if (!*s->cfg.train.init)
+        return DNR_OK;
+    st = dnr_trainer_init_from(s->trainer, s->cfg.train.init);
+    return st == DNR_OK ? st : tool_lib_error(err, cfg_origin(&s->cfg, "train.init", where), NULL);
+out:
+    return st;
+}
+
 dnr_status cmd_train(int argc, char **argv, dnr_error *err)
 {
     tool_args a;
     session s = {0};
     rundir dir = {0};
+    resume r = {0};
     dnr_status st;
     char *command[256]; /* as typed: parsing permutes argv */
     int n_command = argc < 256 ? argc : 256;
     memcpy(command, argv, (size_t)n_command * sizeof *command);
 
-    TOOL_TRY(st, tool_parse(argc, argv, ARG_OUT | ARG_DRY_RUN, &a, err));
+    TOOL_TRY(st, tool_parse(argc, argv,
+                            ARG_OUT | ARG_DRY_RUN | ARG_RESUME | ARG_INIT | ARG_ALLOW_CHANGES, &a,
+                            err));
     if (a.help) {
         fputs(help, stdout);
         cfg_write_help(stdout);
@@ -98,18 +176,28 @@ dnr_status cmd_train(int argc, char **argv, dnr_error *err)
     }
     TOOL_TRY(st, tool_need_cfg(&a, "train", err));
     TOOL_TRY(st, cfg_load(&s.cfg, a.cfg, a.set, a.n_set, err));
-    if (!a.dry_run)
-        TOOL_TRY(st, rundir_make(&dir, &s.cfg, a.out, err));
-    TOOL_TRY(st, session_open(&s, SESSION_TRAIN | SESSION_VAL, err));
+    TOOL_TRY(st, check_options(&a, &s.cfg, err));
+    TOOL_TRY(st, set_init(&s.cfg, a.init, err));
     if (a.dry_run) {
+        TOOL_TRY(st, session_open(&s, SESSION_TRAIN | SESSION_VAL, err));
         st = dry_run(&s, err);
         goto out;
     }
+    if (is_auto(&a)) /* locked before it is looked at */
+        TOOL_TRY(st, rundir_make(&dir, &s.cfg, a.out, true, err));
+    TOOL_TRY(st, resume_find(&r, a.resume, a.out, &s.cfg, err));
+    TOOL_TRY(st, resume_check_cfg(&r, &s.cfg, a.allow_changes, err));
+    if (!is_auto(&a))
+        TOOL_TRY(st, rundir_make(&dir, &s.cfg, *r.out ? r.out : a.out, r.in_place, err));
+    s.start = r.from ? dnr_checkpoint_samples(r.from) : 0;
+    TOOL_TRY(st, session_open(&s, SESSION_TRAIN | SESSION_VAL, err));
     banner(&s, &dir);
-    TOOL_TRY(st, rundir_begin(&dir, &s, n_command, command, err));
-    st = train_loop(&s, &dir, err);
+    TOOL_TRY(st, begin_with(&s, &r, a.allow_changes, err));
+    TOOL_TRY(st, rundir_begin(&dir, &s, r.from, n_command, command, err));
+    st = train_loop(&s, &dir, r.from, err);
 out:
     session_close(&s);
     rundir_close(&dir);
+    resume_close(&r);
     return st;
 }

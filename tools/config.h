@@ -31,8 +31,10 @@ typedef struct cfg {
     struct {
         int64_t epochs, max_steps, batch, accumulate, precision;
         double label_smoothing, clip_norm;
+        double ema;
         int64_t seed;
         bool deterministic;
+        char init[CFG_TEXT];
     } train;
     struct {
         double lr;
@@ -56,7 +58,9 @@ typedef struct cfg {
     } cudnn;
     struct {
         char out[CFG_TEXT];
-        int64_t log_every, eval_every, save_every;
+        int64_t log_every, eval_every;
+        double save_every, save_minutes;
+        int64_t keep;
     } run;
 
     /* not keys */

@@ -121,11 +121,21 @@ const cfg_key cfg_keys[] = {
          "Share of the target spread evenly over all classes (Szegedy et al. 2015)."),
     REAL("train.clip_norm", train.clip_norm, 0, 1e30, "0", "",
          "Scale the gradient down to this norm where it is larger. 0: never."),
+    REAL(
+        "train.ema", train.ema, 0, 0.99999, "0", "",
+        "Keep a moving average of the weights and running statistics, with this decay each step "
+        "(0.9999, say): e ← e + (1 − decay)(w − e), from the initial weights on, as timm's "
+        "ModelEmaV2 does. It is evaluated and saved beside the weights, and decides which "
+        "checkpoint is the best. A run should be several times 1/(1 − decay) steps long. 0: none."),
     INT("train.seed", train.seed, 0, 9007199254740991.0, "0", "",
         "Seed of the initial weights, of the order of the pictures and of augmentation."),
     BOOL("train.deterministic", train.deterministic, "false",
          "The same bits every time on the same kind of machine. Turns `cudnn.benchmark` off, and "
          "may be slower."),
+    PATH("train.init", train.init,
+         "Weights to begin with: safetensors with torchvision's names; `--init` wins. The last "
+         "layer "
+         "may be of another number of classes, and then begins anew; all else must fit."),
 
     POSITIVE("optim.lr", optim.lr, 1e6, "0.1", "",
              "Peak learning rate for a global batch of `optim.base_batch`."),
@@ -189,9 +199,14 @@ const cfg_key cfg_keys[] = {
         "Steps between two records of `metrics.jsonl`."),
     INT("run.eval_every", run.eval_every, 0, 1e6, "1", "epochs",
         "Epochs between two evaluations; there is always one at the end. 0: only there."),
-    INT("run.save_every", run.save_every, 0, 1e6, "0", "epochs",
-        "Epochs between two saves of `checkpoints/epoch-NNNN`. 0: none. `checkpoints/best` (after "
-        "an evaluation) and `checkpoints/last` (at the end) are always written."),
+    REAL(
+        "run.save_every", run.save_every, 0, 1e6, "1", "epochs",
+        "Epochs, or a fraction of one, between two checkpoints. 0: none by epochs. There is always "
+        "one at the end, at a signal, and of the best evaluation."),
+    REAL("run.save_minutes", run.save_minutes, 0, 1e6, "30", "minutes",
+         "A checkpoint also when this much time has passed since the last. 0: none by time."),
+    INT("run.keep", run.keep, 0, 1e6, "3", "checkpoints",
+        "The newest checkpoints to keep; older ones, except the best, are removed. 0: all."),
 };
 const int cfg_n_keys = sizeof cfg_keys / sizeof cfg_keys[0];
 _Static_assert(sizeof cfg_keys / sizeof cfg_keys[0] <= CFG_MAX_KEYS,

@@ -1,11 +1,14 @@
 /* rundir.c: the run directory. */
 #include "rundir.h"
+#include "screen.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,7 +53,21 @@ static const char *inside(const rundir *r, const char *name, char buf[PATH_ROOM]
     return buf;
 }
 
-dnr_status rundir_make(rundir *r, const cfg *c, const char *out, dnr_error *err)
+/* A lock ends with the process, however it ends. A file system without locks is used without. */
+static dnr_status take_lock(rundir *r, dnr_error *err)
+{
+    char file[PATH_ROOM];
+    int fd = open(inside(r, ".lock", file), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return disk_error(file, "write", err);
+    r->lock = fd + 1;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return DNR_OK;
+    tool_fail(err, DNR_EUSAGE, "run directory", "another process is training in %.500s", r->path);
+    return tool_remedy(err, "wait for it, stop it, or choose another folder with --out DIR");
+}
+
+dnr_status rundir_make(rundir *r, const cfg *c, const char *out, bool go_on, dnr_error *err)
 {
     static const char *const marks[] = {"resolved.cfg", "manifest.json", "metrics.jsonl",
                                         "checkpoints"};
@@ -74,17 +91,18 @@ dnr_status rundir_make(rundir *r, const cfg *c, const char *out, dnr_error *err)
         for (int i = 2; access(r->path, F_OK) == 0 && i < 100; i++) /* several in one second */
             snprintf(r->path, sizeof r->path, "runs/%s-%s-%d", c->name, stamp, i);
     }
-    for (size_t i = 0; i < sizeof marks / sizeof marks[0]; i++) {
+    for (size_t i = 0; i < sizeof marks / sizeof marks[0] && !go_on; i++) {
         if (access(inside(r, marks[i], file), F_OK) == 0) {
             tool_fail(err, DNR_EUSAGE, out == c->run.out ? "run.out" : "command line",
                       "%.500s already holds a run (it has %s)", r->path, marks[i]);
-            return tool_remedy(err, "choose another folder with --out DIR, or remove that one");
+            return tool_remedy(
+                err, "go on with it: --resume auto; or choose another folder with --out DIR");
         }
     }
     dnr_status st = make_folders(r->path, err);
     if (st == DNR_OK && access(r->path, W_OK) != 0)
         st = disk_error(r->path, "write to", err);
-    return st;
+    return st == DNR_OK ? take_lock(r, err) : st;
 }
 
 static json_t *hex64(uint64_t v)
@@ -154,29 +172,131 @@ static json_t *manifest(const session *s, int argc, char **argv)
     return m;
 }
 
-dnr_status rundir_begin(rundir *r, const session *s, int argc, char **argv, dnr_error *err)
+/* ---------------------------------------------------------------- files that appear whole */
+
+static FILE *begin_file(const rundir *r, const char *name)
+{
+    char temp[PATH_ROOM], partial[64];
+    snprintf(partial, sizeof partial, ".%s.partial", name);
+    return fopen(inside(r, partial, temp), "w");
+}
+
+/* Puts the file in place; `bad`: writing it has failed already. */
+static dnr_status end_file(const rundir *r, FILE *f, const char *name, bool bad, dnr_error *err)
+{
+    char temp[PATH_ROOM], file[PATH_ROOM], partial[64];
+    snprintf(partial, sizeof partial, ".%s.partial", name);
+    inside(r, partial, temp);
+    inside(r, name, file);
+    if (f) {
+        bad = bad || ferror(f) || fflush(f) != 0 || fsync(fileno(f)) != 0;
+        int e = errno;
+        if (fclose(f) == 0 || bad)
+            errno = e;
+        else
+            bad = true;
+        if (!bad && rename(temp, file) == 0)
+            return DNR_OK;
+        e = errno;
+        unlink(temp);
+        errno = e;
+    }
+    return disk_error(file, "write", err);
+}
+
+static dnr_status write_cfg(const rundir *r, const session *s, dnr_error *err)
+{
+    FILE *f = begin_file(r, "resolved.cfg");
+    if (f) {
+        fprintf(f, "# %s, every key with its value\n", s->cfg.name);
+        cfg_write(&s->cfg, f);
+    }
+    return end_file(r, f, "resolved.cfg", false, err);
+}
+
+/* The manifest of the first start stays; each resume adds what is so now to its list "resumes". */
+static dnr_status write_manifest(const rundir *r, const session *s, const dnr_checkpoint *from,
+                                 int argc, char **argv, dnr_error *err)
 {
     char file[PATH_ROOM];
-    FILE *f = fopen(inside(r, "resolved.cfg", file), "w");
-    if (!f)
-        return disk_error(file, "write", err);
-    fprintf(f, "# %s, every key with its value\n", s->cfg.name);
-    cfg_write(&s->cfg, f);
-    if (fclose(f) != 0)
-        return disk_error(file, "write", err);
-
-    json_t *m = manifest(s, argc, argv);
-    int bad = m ? json_dump_file(m, inside(r, "manifest.json", file), JSON_INDENT(2)) : 0;
-    json_decref(m);
-    if (!m) {
+    json_t *now = manifest(s, argc, argv), *first = NULL;
+    if (now && from) {
+        json_object_set_new(now, "checkpoint", rundir_text(dnr_checkpoint_folder(from)));
+        json_object_set_new(now, "step", json_integer(dnr_checkpoint_steps(from)));
+        first = json_load_file(inside(r, "manifest.json", file), 0, NULL);
+        json_t *list = json_object_get(first, "resumes");
+        if (!list && json_is_object(first)) {
+            list = json_array();
+            json_object_set_new(first, "resumes", list);
+        }
+        json_array_append(list, now); /* fails, as it should, where there is no manifest */
+    }
+    if (!now) {
         tool_fail(err, DNR_EMEM, "run directory", "out of host memory");
         return tool_remedy(err, "free some");
     }
-    if (bad)
-        return disk_error(file, "write", err);
+    FILE *f = begin_file(r, "manifest.json");
+    bool bad = f && json_dumpf(json_is_object(first) ? first : now, f, JSON_INDENT(2)) != 0;
+    json_decref(first);
+    json_decref(now);
+    return end_file(r, f, "manifest.json", bad, err);
+}
 
-    r->metrics = fopen(inside(r, "metrics.jsonl", file), "w");
-    return r->metrics ? DNR_OK : disk_error(file, "write", err);
+/* Copies the records up to `step`; a line that is no record is dropped. */
+static void keep_records(FILE *from, FILE *to, int64_t step)
+{
+    char *line = NULL;
+    size_t room = 0;
+    int damaged = 0;
+    for (ssize_t n; (n = getline(&line, &room, from)) > 0;) {
+        json_t *j = line[n - 1] == '\n' ? json_loadb(line, (size_t)n, 0, NULL) : NULL;
+        const json_t *at = json_object_get(j, "step");
+        if (!json_is_integer(at))
+            damaged++;
+        else if (json_integer_value(at) <= step)
+            fwrite(line, 1, (size_t)n, to);
+        json_decref(j);
+    }
+    free(line);
+    if (damaged)
+        screen_print("metrics.jsonl: %d damaged or unfinished line%s dropped", damaged,
+                     damaged == 1 ? "" : "s");
+}
+
+static dnr_status open_metrics(rundir *r, int64_t step, dnr_error *err)
+{
+    char file[PATH_ROOM];
+    dnr_status st;
+    FILE *from = fopen(inside(r, "metrics.jsonl", file), "r"), *to = begin_file(r, "metrics.jsonl");
+    bool bad = !from && errno != ENOENT && to;
+    if (from && to)
+        keep_records(from, to, step);
+    if (from) {
+        bad = bad || ferror(from);
+        fclose(from);
+    }
+    TOOL_TRY(st, end_file(r, to, "metrics.jsonl", bad, err));
+    r->metrics = fopen(file, "a");
+    if (!r->metrics)
+        st = disk_error(file, "write", err);
+out:
+    return st;
+}
+
+dnr_status rundir_begin(rundir *r, const session *s, const dnr_checkpoint *from, int argc,
+                        char **argv, dnr_error *err)
+{
+    char folder[PATH_ROOM];
+    dnr_status st;
+    int64_t step = from ? dnr_checkpoint_steps(from) : -1;
+    r->begun = true;
+    TOOL_TRY(st, make_folders(inside(r, "checkpoints", folder), err));
+    TOOL_LIB(st, dnr_checkpoint_rewind(folder, step));
+    TOOL_TRY(st, write_cfg(r, s, err));
+    TOOL_TRY(st, write_manifest(r, s, from, argc, argv, err));
+    TOOL_TRY(st, open_metrics(r, step, err));
+out:
+    return st;
 }
 
 json_t *rundir_text(const char *s)
@@ -208,22 +328,69 @@ dnr_status rundir_record(rundir *r, json_t *record, dnr_error *err)
     return DNR_OK;
 }
 
-dnr_status rundir_save(rundir *r, dnr_trainer *t, const char *name, dnr_error *err)
+/* ---------------------------------------------------------------- checkpoints */
+
+static void step_name(int64_t step, char name[32])
 {
-    char file[PATH_ROOM], folder[64];
-    snprintf(folder, sizeof folder, "checkpoints/%s", name);
-    dnr_status st = make_folders(inside(r, folder, file), err);
-    if (st != DNR_OK)
-        return st;
-    strncat(file, "/model.safetensors", sizeof file - strlen(file) - 1);
-    st = dnr_trainer_save(t, file);
-    return st == DNR_OK ? DNR_OK : tool_lib_error(err, NULL, NULL);
+    snprintf(name, 32, "step-%09lld", (long long)step);
+}
+
+/* checkpoints/NAME → step-NNNNNNNNN, at once. */
+static dnr_status set_link(rundir *r, const char *name, int64_t step, dnr_error *err)
+{
+    char to[32], rest[64], temp[PATH_ROOM], link[PATH_ROOM];
+    step_name(step, to);
+    snprintf(rest, sizeof rest, "checkpoints/%s", name);
+    inside(r, rest, link);
+    snprintf(rest, sizeof rest, "checkpoints/.%s.partial", name);
+    inside(r, rest, temp);
+    unlink(temp);
+    if (symlink(to, temp) != 0 || rename(temp, link) != 0)
+        return disk_error(link, "make the link", err);
+    return DNR_OK;
+}
+
+dnr_status rundir_link(rundir *r, int64_t step, int64_t best, dnr_error *err)
+{
+    char file[PATH_ROOM], name[32], rest[64];
+    dnr_status st = set_link(r, "last", step, err);
+    step_name(best, name);
+    snprintf(rest, sizeof rest, "checkpoints/%s", name);
+    if (st == DNR_OK && best >= 0 && access(inside(r, rest, file), F_OK) == 0)
+        st = set_link(r, "best", best, err);
+    return st;
+}
+
+dnr_status rundir_save(rundir *r, dnr_trainer *t, const rundir_save_opts *o,
+                       const char *const *notes, dnr_error *err)
+{
+    char folder[PATH_ROOM], checkpoint[PATH_ROOM + 32], name[32], best[32];
+    dnr_status st;
+    /* no checkpoint may be newer than its records */
+    if (fsync(fileno(r->metrics)) != 0 && errno != EINVAL)
+        return disk_error(inside(r, "metrics.jsonl", folder), "write", err);
+    TOOL_TRY(st, make_folders(inside(r, "checkpoints", folder), err));
+    step_name(o->step, name);
+    snprintf(checkpoint, sizeof checkpoint, "%s/%s", folder, name);
+    TOOL_LIB(st, dnr_checkpoint_save(t, checkpoint, notes));
+    TOOL_TRY(st, rundir_link(r, o->step, o->best, err));
+    step_name(o->best, best);
+    if (dnr_checkpoint_prune(folder, (int)o->keep, o->best >= 0 ? best : NULL) != DNR_OK)
+        screen_log(NULL, DNR_LOG_WARN, dnr_last_error()->what); /* nothing is lost by it */
+out:
+    return st;
 }
 
 void rundir_close(rundir *r)
 {
+    char file[PATH_ROOM];
     if (r->metrics)
         fclose(r->metrics);
+    if (r->lock) {
+        if (!r->begun && access(inside(r, "resolved.cfg", file), F_OK) != 0)
+            unlink(inside(r, ".lock", file));
+        close(r->lock - 1);
+    }
     /* both fail, as they should, where anything is in them */
     if (*r->path)
         rmdir(r->path);

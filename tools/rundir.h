@@ -1,10 +1,13 @@
 /* rundir.h: the folder that a training run leaves behind:
  *
- *     resolved.cfg                        every key with its value
- *     manifest.json                       versions, device, plan and data hashes, command line, start time
- *     metrics.jsonl                       a record a logged step ("train"), an evaluation ("eval") …
- *     checkpoints/last, best, epoch-NNNN  each with model.safetensors
- */
+ *     resolved.cfg                    every key with its value
+ *     manifest.json                   versions, device, plan and data hashes, command line, start time, resumes
+ *     metrics.jsonl                   a record a logged step ("train"), an evaluation ("eval") …
+ *     checkpoints/step-NNNNNNNNN      whole checkpoints (dnnrun.h)
+ *     checkpoints/last, best          links to two of them
+ *
+ * A process holds a lock on the folder while it trains. Everything but metrics.jsonl appears whole or not at all;
+ * of metrics.jsonl a killed process may leave half a line, which the next resume removes. */
 #ifndef RUNDIR_H
 #define RUNDIR_H
 
@@ -15,16 +18,31 @@ struct json_t;
 typedef struct rundir {
     char path[CFG_TEXT];
     FILE *metrics;
+    int lock;   /* descriptor + 1; 0: none */
+    bool begun; /* something of the run lies in it */
 } rundir;
 
-/* Makes the folder: `out`, else run.out, else runs/<cfg>-<date>-<time>. One that holds a run is DNR_EUSAGE. */
-dnr_status rundir_make(rundir *r, const cfg *c, const char *out, dnr_error *err);
-/* Writes resolved.cfg and manifest.json and opens metrics.jsonl. */
-dnr_status rundir_begin(rundir *r, const session *s, int argc, char **argv, dnr_error *err);
+/* Makes the folder: `out`, else run.out, else runs/<cfg>-<date>-<time>, and locks it. One that holds a run is
+ * DNR_EUSAGE unless `go_on`; so is one that another process trains in. */
+dnr_status rundir_make(rundir *r, const cfg *c, const char *out, bool go_on, dnr_error *err);
+/* Writes resolved.cfg and manifest.json and opens metrics.jsonl. With a checkpoint `from` of this run, records of
+ * later steps are dropped and checkpoints of later steps set aside; without one (NULL), all of them. */
+dnr_status rundir_begin(rundir *r, const session *s, const dnr_checkpoint *from, int argc,
+                        char **argv, dnr_error *err);
 /* Appends one record to metrics.jsonl and flushes it. Takes the reference over. */
 dnr_status rundir_record(rundir *r, struct json_t *record, dnr_error *err);
-/* checkpoints/NAME/model.safetensors */
-dnr_status rundir_save(rundir *r, dnr_trainer *t, const char *name, dnr_error *err);
+
+/* checkpoints/step-NNNNNNNNN of `step`; "last" points to it, and "best" too where `best` is the same step. Then all
+ * but the newest `keep` (0: none) and the best are removed. `notes` as for dnr_checkpoint_save. */
+typedef struct rundir_save_opts {
+    int64_t step, best; /* best < 0: none yet */
+    int64_t keep;
+} rundir_save_opts;
+dnr_status rundir_save(rundir *r, dnr_trainer *t, const rundir_save_opts *o,
+                       const char *const *notes, dnr_error *err);
+/* Points "last" and "best" to where they belong, after a resume. */
+dnr_status rundir_link(rundir *r, int64_t step, int64_t best, dnr_error *err);
+
 /* An empty folder (nothing was begun) is removed. */
 void rundir_close(rundir *r);
 

@@ -17,6 +17,7 @@ typedef struct session {
     int64_t global_batch; /* samples of a step */
     int64_t epoch_samples, total_samples;
     int64_t steps; /* of the whole run */
+    int64_t start; /* samples seen before, where a run goes on; set before opening */
 } session;
 
 /* Opens what s->cfg describes. With SESSION_VAL alone the trainer only evaluates; without SESSION_TRAIN an epoch counts

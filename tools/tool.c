@@ -96,6 +96,9 @@ static const struct option all_options[] = {
     {"help", no_argument, NULL, 'h'},
     {"out", required_argument, NULL, ARG_OUT},
     {"dry-run", no_argument, NULL, ARG_DRY_RUN},
+    {"resume", required_argument, NULL, ARG_RESUME},
+    {"init", required_argument, NULL, ARG_INIT},
+    {"allow-changes", no_argument, NULL, ARG_ALLOW_CHANGES},
     {"weights", required_argument, NULL, ARG_WEIGHTS},
     {"json", no_argument, NULL, ARG_JSON},
     {"top", required_argument, NULL, ARG_TOP},
@@ -196,6 +199,15 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
             break;
         case ARG_WEIGHTS:
             a->weights = optarg;
+            break;
+        case ARG_RESUME:
+            a->resume = optarg;
+            break;
+        case ARG_INIT:
+            a->init = optarg;
+            break;
+        case ARG_ALLOW_CHANGES:
+            a->allow_changes = true;
             break;
         case ARG_DRY_RUN:
             a->dry_run = true;

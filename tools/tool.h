@@ -38,7 +38,16 @@ const char *tool_nearest(const char *wrong, const char *const names[], int n);
 
 /* ---- arguments: CFG [section.key=value …] and the options that the command allows */
 
-enum { ARG_OUT = 1, ARG_DRY_RUN = 2, ARG_WEIGHTS = 4, ARG_JSON = 8, ARG_MEASURE = 16 };
+enum {
+    ARG_OUT = 1,
+    ARG_DRY_RUN = 2,
+    ARG_WEIGHTS = 4,
+    ARG_JSON = 8,
+    ARG_RESUME = 32,
+    ARG_INIT = 64,
+    ARG_ALLOW_CHANGES = 128,
+    ARG_MEASURE = 16
+};
 enum { /* of predict, bench and report */
        ARG_TOP = 1 << 16,
        ARG_SHOW = 1 << 17,
@@ -55,8 +64,8 @@ typedef struct tool_args {
     const char *cfg; /* NULL: none given */
     char **set;      /* what follows */
     int n_set;
-    const char *out, *weights;
-    bool dry_run, json, measure, help;
+    const char *out, *weights, *resume, *init;
+    bool allow_changes, dry_run, json, measure, help;
     int64_t top, warmup, runs; /* < 0: not given */
     double tolerance;          /* share; < 0: not given */
     const char *baseline, *python, *exchange;

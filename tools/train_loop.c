@@ -1,11 +1,13 @@
 /* train_loop.c: the steps of a run. The library describes each step one step late, so that nothing waits for the
  * device; `seen` counts the steps that it has described. */
 #include "train_loop.h"
+#include "resume.h"
 #include "screen.h"
 
 #include <jansson.h>
 #include <math.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -49,8 +51,10 @@ typedef struct loop {
     double last_time, last_wait; /* when the last step was described; the loader's wait then */
     int evals;
     double best; /* top-1 so far; < 0: none */
-    int64_t best_epoch;
-    dnr_eval_result last;
+    int64_t best_epoch, best_step;
+    dnr_eval_result last, last_ema;
+    int64_t saved; /* step of the last checkpoint; < 0: none */
+    double saved_time;
     int64_t bad[2];  /* pictures reported, training and validation */
     int64_t useless; /* steps in a row without a finite loss, or skipped */
 } loop;
@@ -216,69 +220,210 @@ static dnr_status report_bad(loop *l, dnr_loader *loader, int which)
                          l->err);
 }
 
+static dnr_status write_eval(loop *l, const char *event, const dnr_eval_result *r, double seconds)
+{
+    double n = (double)r->images;
+    return rundir_record(
+        l->dir,
+        json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o}", "event", event, "step",
+                  (json_int_t)l->seen, "epoch", rundir_real(epoch_of(l, l->m.samples)), "samples",
+                  (json_int_t)l->m.samples, "top1", rundir_real((double)r->correct1 / n), "top5",
+                  rundir_real((double)r->correct5 / n), "loss", rundir_real(r->loss), "images",
+                  (json_int_t)r->images, "correct1", (json_int_t)r->correct1, "correct5",
+                  (json_int_t)r->correct5, "seconds", rundir_real(seconds)),
+        l->err);
+}
+
+/* `of`: "" or " of averaged weights" */
+static void show_eval(const loop *l, const char *of, const dnr_eval_result *r)
+{
+    const session *s = l->s;
+    bool whole =
+        l->seen < s->steps || !s->cfg.train.max_steps; /* else it may end within an epoch */
+    screen_print("%s %lld/%lld: accuracy%s %.2f %% (top-5 %.2f %%), loss %.4f, on %lld pictures",
+                 whole ? "epoch" : "step", (long long)(whole ? l->epochs : l->seen),
+                 (long long)(whole ? s->cfg.train.epochs : s->steps), of,
+                 100 * (double)r->correct1 / (double)r->images,
+                 100 * (double)r->correct5 / (double)r->images, r->loss, (long long)r->images);
+}
+
+/* Evaluates the weights, and their averages where there are any: these then tell which step is the best. */
 static dnr_status evaluate(loop *l)
 {
     session *s = l->s;
     dnr_error *err = l->err;
-    dnr_eval_result r;
     dnr_status st;
-    double begun = tool_now();
-    TOOL_LIB(st, dnr_trainer_eval(s->trainer, s->val_loader, &r));
-    double seconds = tool_now() - begun, n = (double)r.images;
-    double top1 = (double)r.correct1 / n, top5 = (double)r.correct5 / n;
-    l->last = r;
+    double begun = tool_now(), seconds;
+    TOOL_LIB(st, dnr_trainer_eval(s->trainer, s->val_loader, &l->last));
     l->evals++;
-    l->eval_seconds += seconds;
-    bool whole =
-        l->seen < s->steps || !s->cfg.train.max_steps; /* else it may end within an epoch */
-    screen_print("%s %lld/%lld: accuracy %.2f %% (top-5 %.2f %%), loss %.4f, on %lld pictures",
-                 whole ? "epoch" : "step", (long long)(whole ? l->epochs : l->seen),
-                 (long long)(whole ? s->cfg.train.epochs : s->steps), 100 * top1, 100 * top5,
-                 r.loss, (long long)r.images);
-    TOOL_TRY(st, rundir_record(l->dir,
-                               json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o}",
-                                         "event", "eval", "step", (json_int_t)l->seen, "epoch",
-                                         rundir_real(epoch_of(l, l->m.samples)), "samples",
-                                         (json_int_t)l->m.samples, "top1", rundir_real(top1),
-                                         "top5", rundir_real(top5), "loss", rundir_real(r.loss),
-                                         "images", (json_int_t)r.images, "correct1",
-                                         (json_int_t)r.correct1, "correct5", (json_int_t)r.correct5,
-                                         "seconds", rundir_real(seconds)),
-                               err));
+    l->eval_seconds += seconds = tool_now() - begun;
+    show_eval(l, "", &l->last);
+    TOOL_TRY(st, write_eval(l, "eval", &l->last, seconds));
+    const dnr_eval_result *judged = &l->last;
+    if (s->cfg.train.ema > 0) {
+        begun = tool_now();
+        TOOL_LIB(st, dnr_trainer_eval_ema(s->trainer, s->val_loader, &l->last_ema));
+        l->eval_seconds += seconds = tool_now() - begun;
+        show_eval(l, " of averaged weights", &l->last_ema);
+        TOOL_TRY(st, write_eval(l, "eval_ema", &l->last_ema, seconds));
+        judged = &l->last_ema;
+    }
     TOOL_TRY(st, report_bad(l, s->val_loader, 1));
+    double top1 = (double)judged->correct1 / (double)judged->images;
     if (top1 > l->best) {
         l->best = top1;
         l->best_epoch = l->epochs;
-        TOOL_TRY(st, rundir_save(l->dir, s->trainer, "best", err));
+        l->best_step = l->seen;
     }
     l->last_time = tool_now(); /* the time of an evaluation is not the next step's */
 out:
     return st;
 }
 
-/* After `done` steps: what falls due at the end of an epoch, or of the run. */
+/* ---------------------------------------------------------------- checkpoints */
+
+static json_t *sums_json(const sums *a)
+{
+    return json_pack("[o, o, o, o, o, o, o]", rundir_real(a->steps), rundir_real(a->loss),
+                     rundir_real(a->top1), rundir_real(a->top5), rundir_real(a->samples),
+                     rundir_real(a->seconds), rundir_real(a->waited));
+}
+
+static double real_at(const json_t *list, size_t i)
+{
+    const json_t *v = json_array_get(list, i);
+    return json_is_null(v) ? NAN : json_number_value(v);
+}
+
+static sums sums_of(const json_t *j)
+{
+    return (sums){real_at(j, 0), real_at(j, 1), real_at(j, 2), real_at(j, 3),
+                  real_at(j, 4), real_at(j, 5), real_at(j, 6)};
+}
+
+static json_t *eval_json(const dnr_eval_result *r)
+{
+    return json_pack("[o, o, o, o]", rundir_real((double)r->images),
+                     rundir_real((double)r->correct1), rundir_real((double)r->correct5),
+                     rundir_real(r->loss));
+}
+
+static dnr_eval_result eval_of(const json_t *j)
+{
+    return (dnr_eval_result){.images = (int64_t)real_at(j, 0),
+                             .correct1 = (int64_t)real_at(j, 1),
+                             .correct5 = (int64_t)real_at(j, 2),
+                             .loss = real_at(j, 3)};
+}
+
+/* What the loop itself has to remember, so that records go on as if nothing had happened. */
+static char *loop_note(const loop *l)
+{
+    json_t *j = json_pack(
+        "{s:f, s:I, s:I, s:i, s:I, s:o, s:o, s:o, s:o, s:f, s:f}", "best", l->best, "best_epoch",
+        (json_int_t)l->best_epoch, "best_step", (json_int_t)l->best_step, "evals", l->evals,
+        "useless", (json_int_t)l->useless, "last", eval_json(&l->last), "last_ema",
+        eval_json(&l->last_ema), "window", sums_json(&l->window), "recent", sums_json(&l->recent),
+        "seconds", tool_now() - l->started, "eval_seconds", l->eval_seconds);
+    char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(j);
+    return text;
+}
+
+static dnr_status take_up(loop *l, const dnr_checkpoint *from)
+{
+    dnr_error *err = l->err;
+    dnr_status st;
+    const char *note = dnr_checkpoint_note(from, "loop");
+    json_t *j = note ? json_loads(note, 0, NULL) : NULL;
+    TOOL_LIB(st, dnr_trainer_finish(l->s->trainer, &l->m));
+    l->seen = l->saved = dnr_checkpoint_steps(from);
+    l->epochs = dnr_checkpoint_samples(from) / l->s->epoch_samples;
+    if (j) { /* a checkpoint made by a program of one's own has none */
+        l->best = json_real_value(json_object_get(j, "best"));
+        l->best_epoch = json_integer_value(json_object_get(j, "best_epoch"));
+        l->best_step = json_integer_value(json_object_get(j, "best_step"));
+        l->evals = (int)json_integer_value(json_object_get(j, "evals"));
+        l->useless = json_integer_value(json_object_get(j, "useless"));
+        l->last = eval_of(json_object_get(j, "last"));
+        l->last_ema = eval_of(json_object_get(j, "last_ema"));
+        l->window = sums_of(json_object_get(j, "window"));
+        l->recent = sums_of(json_object_get(j, "recent"));
+        l->eval_seconds = json_real_value(json_object_get(j, "eval_seconds"));
+        l->started -= json_real_value(json_object_get(j, "seconds"));
+    }
+    json_decref(j);
+    TOOL_TRY(st, rundir_link(l->dir, l->seen, l->best_step, err));
+    st = rundir_record(l->dir,
+                       json_pack("{s:s, s:I, s:I, s:o}", "event", "resumed", "step",
+                                 (json_int_t)l->seen, "samples", (json_int_t)l->m.samples,
+                                 "checkpoint", rundir_text(dnr_checkpoint_folder(from))),
+                       err);
+out:
+    return st;
+}
+
+static bool save_due(const loop *l, int64_t done)
+{
+    const cfg *c = &l->s->cfg;
+    double epochs = (double)l->s->global_batch / (double)l->s->epoch_samples; /* of a step */
+    double every = c->run.save_every, minutes = c->run.save_minutes;
+    if (every > 0 &&
+        floor((double)done * epochs / every) > floor((double)(done - 1) * epochs / every))
+        return true;
+    return minutes > 0 && tool_now() - l->saved_time >= 60 * minutes;
+}
+
+/* A checkpoint of the last step, unless there is one. */
+static dnr_status save(loop *l)
+{
+    const cfg *c = &l->s->cfg;
+    if (l->saved == l->seen)
+        return DNR_OK;
+    char *cfg_note = resume_note_cfg(c), *data = resume_note_data(l->s), *mine = loop_note(l);
+    const char *notes[] = {"cfg", cfg_note, "data", data, "loop", mine, NULL};
+    rundir_save_opts o = {.step = l->seen, .best = l->best_step, .keep = c->run.keep};
+    dnr_status st;
+    if (cfg_note && data && mine) {
+        st = rundir_save(l->dir, l->s->trainer, &o, notes, l->err);
+    } else {
+        tool_fail(l->err, DNR_EMEM, "checkpoint", "out of host memory");
+        st = tool_remedy(l->err, "free some, and go on with --resume auto");
+    }
+    free(cfg_note);
+    free(data);
+    free(mine);
+    l->saved = l->seen;
+    l->last_time = l->saved_time = tool_now();
+    return st;
+}
+
+/* ---------------------------------------------------------------- the loop */
+
+/* After `done` steps: what falls due then, at the end of an epoch, or of the run. */
 static dnr_status after_step(loop *l, int64_t done)
 {
     const cfg *c = &l->s->cfg;
     bool end = done == l->s->steps;
     int64_t before = l->epochs, epochs = done * l->s->global_batch / l->s->epoch_samples;
-    int64_t ev = c->run.eval_every, sv = c->run.save_every;
+    int64_t ev = c->run.eval_every, best = l->best_step;
     dnr_status st = DNR_OK;
     epochs = epochs < c->train.epochs ? epochs : c->train.epochs;
-    if (epochs == before && !end)
-        return DNR_OK;
     l->epochs = epochs;
-    TOOL_TRY(st, report_bad(l, l->s->train_loader, 0));
+    if (end) {
+        TOOL_TRY(st, catch_up(l));
+        if (l->window.steps > 0)
+            TOOL_TRY(st, write_record(l));
+    }
+    if (epochs > before || end)
+        TOOL_TRY(st, report_bad(l, l->s->train_loader, 0));
     if (l->s->val && (end || (ev && epochs / ev > before / ev))) {
         TOOL_TRY(st, catch_up(l));
         TOOL_TRY(st, evaluate(l));
     }
-    if (sv && epochs / sv > before / sv) {
-        char name[32];
-        snprintf(name, sizeof name, "epoch-%04lld", (long long)epochs);
+    if (end || l->best_step != best || save_due(l, done)) {
         TOOL_TRY(st, catch_up(l));
-        TOOL_TRY(st, rundir_save(l->dir, l->s->trainer, name, l->err));
-        l->last_time = tool_now();
+        TOOL_TRY(st, save(l));
     }
 out:
     return st;
@@ -287,14 +432,17 @@ out:
 static void summary(const loop *l)
 {
     const session *s = l->s;
-    char time[32], eval_time[32];
+    char time[32], eval_time[32], ema[64] = "";
     double seconds = tool_now() - l->started;
     screen_print("trained %lld steps in %s (%s of it evaluation)", (long long)l->seen,
                  tool_duration(seconds, time), tool_duration(l->eval_seconds, eval_time));
+    if (l->evals && s->cfg.train.ema > 0)
+        snprintf(ema, sizeof ema, ", of averaged weights %.2f %%",
+                 100 * (double)l->last_ema.correct1 / (double)l->last_ema.images);
     if (l->evals)
-        screen_print("accuracy %.2f %% (%lld of %lld), best %.2f %% after epoch %lld",
+        screen_print("accuracy %.2f %% (%lld of %lld)%s, best %.2f %% after epoch %lld",
                      100 * (double)l->last.correct1 / (double)l->last.images,
-                     (long long)l->last.correct1, (long long)l->last.images, 100 * l->best,
+                     (long long)l->last.correct1, (long long)l->last.images, ema, 100 * l->best,
                      (long long)l->best_epoch);
     else
         screen_print("accuracy on training pictures %.2f %%; set data.val for one that counts",
@@ -303,38 +451,50 @@ static void summary(const loop *l)
                  s->val ? "" : " data.val=FOLDER");
 }
 
-dnr_status train_loop(session *s, rundir *dir, dnr_error *err)
+/* Saves, and says how to go on. */
+static dnr_status stop(loop *l)
 {
-    loop l = {.s = s, .dir = dir, .err = err, .best = -1};
-    int64_t done = 0;
+    const char *signal = strsignal(stop_signal);
+    dnr_error *err = l->err;
+    dnr_status st;
+    TOOL_TRY(st, catch_up(l));
+    TOOL_TRY(st, report_bad(l, l->s->train_loader, 0));
+    TOOL_TRY(st, save(l));
+    TOOL_TRY(st, rundir_record(l->dir,
+                               json_pack("{s:s, s:I, s:I, s:s}", "event", "stopped", "step",
+                                         (json_int_t)l->seen, "samples", (json_int_t)l->m.samples,
+                                         "signal", signal),
+                               err));
+    screen_print(
+        "stopped after step %lld of %lld (%s) and saved; go on with --out %s --resume auto",
+        (long long)l->seen, (long long)l->s->steps, signal, l->dir->path);
+    st = DNR_STOPPED;
+out:
+    return st;
+}
+
+dnr_status train_loop(session *s, rundir *dir, const dnr_checkpoint *from, dnr_error *err)
+{
+    loop l = {.s = s, .dir = dir, .err = err, .best = -1, .best_step = -1, .saved = -1};
     dnr_metrics m;
     dnr_status st = DNR_OK;
     catch_signals();
-    l.started = l.last_time = tool_now();
+    l.started = l.last_time = l.saved_time = tool_now();
+    if (from)
+        TOOL_TRY(st, take_up(&l, from));
+    int64_t done = l.seen;
+    if (done >= s->steps)
+        screen_print("the run was complete after step %lld: nothing to do", (long long)done);
     while (done < s->steps && !stop_signal) {
         TOOL_LIB(st, dnr_trainer_step(s->trainer, s->train_loader, &m));
         done++;
         TOOL_TRY(st, note(&l, &m));
         TOOL_TRY(st, after_step(&l, done));
     }
-    if (done)
-        TOOL_TRY(st, catch_up(&l));
-    if (l.window.steps > 0)
-        TOOL_TRY(st, write_record(&l));
-    TOOL_TRY(st, report_bad(&l, s->train_loader, 0));
-    TOOL_TRY(st, rundir_save(dir, s->trainer, "last", err));
-    if (done < s->steps) {
-        TOOL_TRY(st, rundir_record(dir,
-                                   json_pack("{s:s, s:I, s:I, s:s}", "event", "stopped", "step",
-                                             (json_int_t)l.seen, "samples", (json_int_t)l.m.samples,
-                                             "signal", strsignal(stop_signal)),
-                                   err));
-        screen_print("stopped after step %lld of %lld (%s); weights saved in %s/checkpoints/last",
-                     (long long)l.seen, (long long)s->steps, strsignal(stop_signal), dir->path);
-        st = DNR_STOPPED;
-        goto out;
-    }
-    summary(&l);
+    if (done < s->steps)
+        st = stop(&l);
+    else
+        summary(&l);
 out:
     return st;
 }
