@@ -96,9 +96,11 @@ __global__ void __launch_bounds__(SUM_THREADS)
         float *o = part + (int64_t)blockIdx.x * 2 * c + (int64_t)t.col * N;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            o[j] = sm_mean[j][threadIdx.x];
-            o[c + j] = sm_m2[j][threadIdx.x];
+            sum[j] = sm_mean[j][threadIdx.x];
+            sq[j] = sm_m2[j][threadIdx.x];
         }
+        k_put_floats(o, sum);
+        k_put_floats(o + c, sq);
     }
 }
 
@@ -171,15 +173,14 @@ __global__ void __launch_bounds__(APPLY_THREADS)
     const k_tile t(vecs, APPLY_THREADS);
     if (t.idle())
         return;
-    float mean[N], scale[N], beta[N];
+    float mean[N], scale[N], beta[N], spread[N];
+    k_get_floats(a.mean + t.col * N, mean);
+    k_get_floats(a.invstd + t.col * N, spread);
+    k_get_floats(a.gamma + t.col * N, scale);
+    k_get_floats(a.beta + t.col * N, beta);
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        int c = t.col * N + j;
-        float inv = stats ? a.invstd[c] : 1 / sqrtf(a.invstd[c] + (float)a.eps);
-        mean[j] = a.mean[c];
-        scale[j] = a.gamma[c] * inv;
-        beta[j] = a.beta[c];
-    }
+    for (int j = 0; j < N; j++)
+        scale[j] *= stats ? spread[j] : 1 / sqrtf(spread[j] + (float)a.eps);
     int64_t step = t.stride * vecs * N, at = (t.row * vecs + t.col) * N;
     for (int64_t r = t.row; r < a.rows; r += t.stride * UNROLL, at += step * UNROLL) {
         k_vec<T, N> v[UNROLL], z[UNROLL];
@@ -229,13 +230,15 @@ template <class T, int N, int MASK, bool TWO> struct bwd_channels {
 
     __device__ void read(const k_norm_bwd_args &a, int col)
     {
+        float invstd[N];
+        k_get_floats(a.mean + col * N, mean);
+        k_get_floats(a.gamma + col * N, scale);
+        k_get_floats(a.invstd + col * N, invstd);
+        if (MASK == MASK_X)
+            k_get_floats(a.beta + col * N, beta);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            int c = col * N + j;
-            mean[j] = a.mean[c];
-            scale[j] = a.gamma[c] * a.invstd[c];
-            beta[j] = MASK == MASK_X ? a.beta[c] : 0;
-        }
+        for (int j = 0; j < N; j++)
+            scale[j] *= invstd[j];
     }
     template <bool LAST>
     __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in) const
@@ -307,7 +310,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
                         s1[j] += dz[j];
                         s2[j] += dz[j] * xc[j];
                     }
-                    if (MASK != MASK_X && a.dz) { /* without a residual nobody wants it */
+                    if (MASK == MASK_Y && a.dz) { /* without a residual nobody wants it */
                         k_vec<T, N> o;
                         k_pack(dz, o);
                         k_put((T *)a.dz + at + u * step, o);
@@ -338,9 +341,11 @@ __global__ void __launch_bounds__(SUM_THREADS)
         float *o = part + (int64_t)blockIdx.x * 2 * c + (int64_t)t.col * N;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            o[j] = sm[0][j][threadIdx.x];
-            o[c + j] = sm[1][j][threadIdx.x];
+            s1[j] = sm[0][j][threadIdx.x];
+            s2[j] = sm[1][j][threadIdx.x];
         }
+        k_put_floats(o, s1);
+        k_put_floats(o + c, s2);
     }
 }
 
@@ -373,13 +378,15 @@ __global__ void __launch_bounds__(APPLY_THREADS) k_norm_bwd_apply(k_norm_bwd_arg
     if (t.idle())
         return;
     bwd_channels<T, N, MASK, TWO> ch;
-    float k1[N], k2[N], over_m = 1.0f / (float)a.rows;
+    float k1[N], k2[N], invstd[N], over_m = 1.0f / (float)a.rows;
     ch.read(a, t.col);
+    k_get_floats(a.dbeta + t.col * N, k1);
+    k_get_floats(a.dgamma + t.col * N, k2);
+    k_get_floats(a.invstd + t.col * N, invstd);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        int c = t.col * N + j;
-        k1[j] = a.dbeta[c] * over_m;
-        k2[j] = a.invstd[c] * a.dgamma[c] * over_m;
+        k1[j] *= over_m;
+        k2[j] *= invstd[j] * over_m;
     }
     int64_t step = t.stride * vecs * N, at = (t.row * vecs + t.col) * N;
     for (int64_t r = t.row; r < a.rows; r += t.stride * U, at += step * U) {

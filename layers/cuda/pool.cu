@@ -39,11 +39,13 @@ template <int N> struct alignas(N) k_bytes {
     uint8_t v[N];
 };
 
-template <class T, int N>
+/* W columns of the window are loaded at once; W is the kernel itself where that is 3. */
+template <class T, int N, int W>
 __global__ void __launch_bounds__(THREADS)
     k_max_pool_kernel(k_pool_args a, int vecs, const T *__restrict__ x, T *__restrict__ y,
                       uint8_t *__restrict__ index)
 {
+    const int kernel = W > 1 ? W : a.kernel;
     int64_t items = (int64_t)a.n * a.p * a.q * vecs;
     for (int64_t it = (int64_t)blockIdx.x * THREADS + threadIdx.x; it < items;
          it += (int64_t)gridDim.x * THREADS) {
@@ -51,21 +53,37 @@ __global__ void __launch_bounds__(THREADS)
         float best[N];
         k_bytes<N> at;
         bool any = false;
-        for (int r = 0; r < a.kernel; r++)
-            for (int s = 0; s < a.kernel; s++) {
-                int h = o.i * a.stride - a.pad + r, w = o.j * a.stride - a.pad + s;
-                if (h < 0 || h >= a.h || w < 0 || w >= a.w)
-                    continue;
-                float f[N];
-                k_unpack(k_load<T, N>(x + offset(o.n, h, w, o.v, a.h, a.w, vecs) * N), f);
 #pragma unroll
-                for (int j = 0; j < N; j++)
-                    if (!any || f[j] > best[j] || (f[j] != f[j] && best[j] == best[j])) {
-                        best[j] = f[j];
-                        at.v[j] = (uint8_t)(r * a.kernel + s);
-                    }
-                any = true;
+        for (int r = 0; r < kernel; r++) {
+            int h = o.i * a.stride - a.pad + r;
+            if (h < 0 || h >= a.h)
+                continue;
+            for (int s0 = 0; s0 < kernel; s0 += W) {
+                k_vec<T, N> v[W];
+                bool inside[W];
+#pragma unroll
+                for (int s = 0; s < W; s++) {
+                    int w = o.j * a.stride - a.pad + s0 + s;
+                    inside[s] = w >= 0 && w < a.w;
+                    if (inside[s])
+                        v[s] = k_load<T, N>(x + offset(o.n, h, w, o.v, a.h, a.w, vecs) * N);
+                }
+#pragma unroll
+                for (int s = 0; s < W; s++) {
+                    float f[N];
+                    if (!inside[s])
+                        continue;
+                    k_unpack(v[s], f);
+#pragma unroll
+                    for (int j = 0; j < N; j++)
+                        if (!any || f[j] > best[j] || (f[j] != f[j] && best[j] == best[j])) {
+                            best[j] = f[j];
+                            at.v[j] = (uint8_t)(r * kernel + s0 + s);
+                        }
+                    any = true;
+                }
             }
+        }
         k_vec<T, N> v;
         k_pack(best, v);
         k_put(y + it * N, v);
@@ -312,8 +330,13 @@ void k_max_pool(cudaStream_t s, const k_pool_args *a, const void *x, void *y, ui
         using T = decltype(t);
         constexpr int N = decltype(n)::value;
         int vecs = a->c / N;
-        k_max_pool_kernel<T, N><<<grid_of(a, (int64_t)a->n * a->p * a->q * vecs), THREADS, 0, s>>>(
-            *a, vecs, (const T *)x, (T *)y, index);
+        unsigned grid = grid_of(a, (int64_t)a->n * a->p * a->q * vecs);
+        if (a->kernel == 3)
+            k_max_pool_kernel<T, N, 3>
+                <<<grid, THREADS, 0, s>>>(*a, vecs, (const T *)x, (T *)y, index);
+        else
+            k_max_pool_kernel<T, N, 1>
+                <<<grid, THREADS, 0, s>>>(*a, vecs, (const T *)x, (T *)y, index);
     });
 }
 

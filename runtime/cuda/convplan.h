@@ -13,6 +13,7 @@ typedef struct dnri_conv_plan {
     dnri_conv_problem problem;
     cudnnBackendDescriptor_t plan; /* NULL: cuDNN has none within these bounds */
     size_t workspace;
+    float us;      /* its time, or FLT_MAX where it was not timed */
     char impl[64]; /* "cudnn eng67 k2=4,13=0": engine and knobs */
     dnri_cudnn_keep *keep;
 } dnri_conv_plan;
@@ -20,6 +21,10 @@ typedef struct dnri_conv_plan {
 /* ---- tune.c. Chosen once for each problem of a device, which owns the plan. */
 dnr_status dnri_cudnn_choose(dnri_cuda *d, const dnri_conv_problem *p, const dnri_conv_plan **out);
 void dnri_cudnn_drop_plans(dnri_cuda *d);
+/* Times `work`, which enqueues kernels on `s` over `bytes` of noise of `type`: as plans are. FLT_MAX where there
+ * is no memory for it. */
+dnr_status dnri_cuda_time(dnri_cuda *d, int type, size_t bytes,
+                          void (*work)(void *ctx, cudaStream_t s, void *memory), void *ctx, float *us);
 
 /* ---- cudnn.c */
 /* Where plans are built: a handle, or (in tests) the properties of a device that is not there. */
@@ -44,9 +49,11 @@ dnr_status dnri_cudnn_candidates(dnri_cudnn_keep *k, const dnri_cudnn_target *t,
                                  const dnri_conv_problem *p, int max, dnri_conv_candidate *c,
                                  int *n);
 
-/* The addresses of a plan's run; w is dw for DNRI_WGRAD. Destroy with cudnnBackendDestroyDescriptor, also
- * after a failure where *out is not NULL. */
-dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, void *x, void *w, void *y,
-                           void *workspace);
+/* The addresses of a plan's run; w is dw for DNRI_WGRAD, the sums are NULL but for DNRI_FPROP_STATS. */
+typedef struct dnri_conv_at {
+    void *x, *w, *y, *sum, *sqsum, *workspace;
+} dnri_conv_at;
+/* Destroy with cudnnBackendDestroyDescriptor, also after a failure where *out is not NULL. */
+dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, const dnri_conv_at *at);
 
 #endif

@@ -1,11 +1,11 @@
-/* cudnn.c: one convolution as a cuDNN operation graph, and the engine configurations that cuDNN proposes for it. */
+/* cudnn.c: one convolution as a cuDNN operation graph, alone or with sums over its result, and the engine configurations that cuDNN proposes for it. */
 #include "convplan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { UID_X = 1, UID_W, UID_Y };
+enum { UID_X = 1, UID_W, UID_Y, UID_SUM, UID_SQSUM };
 enum { ASKED = 16, MAX_KNOBS = CUDNN_KNOB_TYPE_COUNTS };
 #define REDUCED (1u << CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)
 
@@ -115,7 +115,9 @@ static dnr_status convolution(keep *k, const dnri_conv_problem *p, cudnnBackendD
     return finalize(*out, "convolution");
 }
 
-static dnr_status operation(keep *k, const dnri_conv_problem *p, cudnnBackendDescriptor_t *out)
+/* The operation of a problem's convolution, and y. */
+static dnr_status operation(keep *k, const dnri_conv_problem *p, cudnnBackendDescriptor_t *y,
+                            cudnnBackendDescriptor_t *out)
 {
     static const struct {
         cudnnBackendDescriptorType_t type;
@@ -143,31 +145,52 @@ static dnr_status operation(keep *k, const dnri_conv_problem *p, cudnnBackendDes
                         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
                         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
     };
-    cudnnBackendDescriptor_t x, w, y, conv;
+    const int64_t kind = p->kind == DNRI_FPROP_STATS ? DNRI_FPROP : p->kind;
+    cudnnBackendDescriptor_t x, w, conv;
     float one = 1, zero = 0;
     DNR_TRY(tensor(k, UID_X, p->type, p->n, p->h, p->w, p->c, &x));
     DNR_TRY(tensor(k, UID_W, p->type, p->k, p->kernel, p->kernel, p->c, &w));
-    DNR_TRY(tensor(k, UID_Y, p->type, p->n, p->p, p->q, p->k, &y));
+    DNR_TRY(tensor(k, UID_Y, p->type, p->n, p->p, p->q, p->k, y));
     DNR_TRY(convolution(k, p, &conv));
-    DNR_TRY(make(k, kinds[p->kind].type, out));
-    DNR_TRY(set_descriptor(*out, kinds[p->kind].x, x));
-    DNR_TRY(set_descriptor(*out, kinds[p->kind].w, w));
-    DNR_TRY(set_descriptor(*out, kinds[p->kind].y, y));
-    DNR_TRY(set_descriptor(*out, kinds[p->kind].conv, conv));
-    DNR_TRY(set(*out, kinds[p->kind].alpha, CUDNN_TYPE_FLOAT, 1, &one));
-    DNR_TRY(set(*out, kinds[p->kind].beta, CUDNN_TYPE_FLOAT, 1, &zero));
+    DNR_TRY(make(k, kinds[kind].type, out));
+    DNR_TRY(set_descriptor(*out, kinds[kind].x, x));
+    DNR_TRY(set_descriptor(*out, kinds[kind].w, w));
+    DNR_TRY(set_descriptor(*out, kinds[kind].y, *y));
+    DNR_TRY(set_descriptor(*out, kinds[kind].conv, conv));
+    DNR_TRY(set(*out, kinds[kind].alpha, CUDNN_TYPE_FLOAT, 1, &one));
+    DNR_TRY(set(*out, kinds[kind].beta, CUDNN_TYPE_FLOAT, 1, &zero));
     return finalize(*out, "convolution operation");
+}
+
+static dnr_status statistics(keep *k, const dnri_conv_problem *p, cudnnBackendDescriptor_t y,
+                             cudnnBackendDescriptor_t *out)
+{
+    cudnnGenStatsMode_t mode = CUDNN_GENSTATS_SUM_SQSUM;
+    cudnnDataType_t type = CUDNN_DATA_FLOAT;
+    cudnnBackendDescriptor_t sum, sqsum;
+    DNR_TRY(tensor(k, UID_SUM, DNR_F32, 1, 1, 1, p->k, &sum));
+    DNR_TRY(tensor(k, UID_SQSUM, DNR_F32, 1, 1, 1, p->k, &sqsum));
+    DNR_TRY(make(k, CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR, out));
+    DNR_TRY(set(*out, CUDNN_ATTR_OPERATION_GENSTATS_MODE, CUDNN_TYPE_GENSTATS_MODE, 1, &mode));
+    DNR_TRY(set(*out, CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type));
+    DNR_TRY(set_descriptor(*out, CUDNN_ATTR_OPERATION_GENSTATS_XDESC, y));
+    DNR_TRY(set_descriptor(*out, CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, sum));
+    DNR_TRY(set_descriptor(*out, CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC, sqsum));
+    return finalize(*out, "statistics operation");
 }
 
 static dnr_status graph(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
                         cudnnBackendDescriptor_t *out)
 {
-    cudnnBackendDescriptor_t op;
-    DNR_TRY(operation(k, p, &op));
+    cudnnBackendDescriptor_t op[2], y;
+    const int64_t n = p->kind == DNRI_FPROP_STATS ? 2 : 1;
+    DNR_TRY(operation(k, p, &y, &op[0]));
+    if (n == 2)
+        DNR_TRY(statistics(k, p, y, &op[1]));
     DNR_TRY(make(k, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, out));
     if (t->handle)
         DNR_TRY(set(*out, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &t->handle));
-    DNR_TRY(set_descriptor(*out, CUDNN_ATTR_OPERATIONGRAPH_OPS, op));
+    DNR_TRY(set(*out, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, n, op));
     return finalize(*out, "operation graph");
 }
 
@@ -229,7 +252,7 @@ static bool allowed(const dnri_conv_problem *p, unsigned notes)
                   1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13;
     if (p->deterministic)
         no |= 1u << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
-    if (p->deterministic || !p->benchmark || p->type == DNR_F32)
+    if (p->deterministic || !p->benchmark || p->type == DNR_F32 || p->kind == DNRI_FPROP_STATS)
         no |= REDUCED;
     if (p->type == DNR_F32 && !p->tf32)
         no |=
@@ -298,7 +321,8 @@ static dnr_status try_cfg(keep *k, const dnri_cudnn_target *t, const dnri_conv_p
     return DNR_OK;
 }
 
-/* Engines compiled at run time take half a second each to build, so they come last. */
+/* Engines compiled at run time take half a second each to build, so they come last; with statistics they are
+ * slower than two passes, and left out. */
 dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
                                  int max, dnri_conv_candidate *c, int *n)
 {
@@ -316,7 +340,8 @@ dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri
     for (size_t r = 0; r < sizeof rounds / sizeof rounds[0]; r++) {
         cudnnBackendDescriptor_t cfg[ASKED];
         int proposed;
-        if (*n == max || (*n > 0 && rounds[r].last_resort))
+        if (*n == max || (*n > 0 && rounds[r].last_resort) ||
+            (rounds[r].run_time && p->kind == DNRI_FPROP_STATS))
             break;
         DNR_TRY(propose(k, t, og, rounds[r].mode, cfg, &proposed));
         for (int i = 0; i < proposed && *n < max; i++) {
@@ -333,16 +358,15 @@ dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri
 
 /* ---------------------------------------------------------------- running */
 
-dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, void *x, void *w, void *y,
-                           void *workspace)
+dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, const dnri_conv_at *at)
 {
-    int64_t uids[] = {UID_X, UID_W, UID_Y};
-    void *addresses[] = {x, w, y};
+    int64_t uids[] = {UID_X, UID_W, UID_Y, UID_SUM, UID_SQSUM}, n = at->sum ? 5 : 3;
+    void *addresses[] = {at->x, at->w, at->y, at->sum, at->sqsum};
     DNRI_CUDNN(cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, out),
                "making a variant pack");
-    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, uids));
-    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, addresses));
-    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace));
+    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, n, uids));
+    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n, addresses));
+    DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &at->workspace));
     return finalize(*out, "variant pack");
 }
 

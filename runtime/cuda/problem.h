@@ -4,7 +4,8 @@
 
 #include "../tensor.h"
 
-typedef enum dnri_conv_kind { DNRI_FPROP, DNRI_DGRAD, DNRI_WGRAD } dnri_conv_kind;
+/* FPROP_STATS: fprop, and the fp32 sums of y and y² of each channel */
+typedef enum dnri_conv_kind { DNRI_FPROP, DNRI_DGRAD, DNRI_WGRAD, DNRI_FPROP_STATS } dnri_conv_kind;
 
 /* One convolution, NHWC, square kernel; all fields of one width, so that two compare by memcmp. */
 typedef struct dnri_conv_problem {

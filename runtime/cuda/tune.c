@@ -1,4 +1,5 @@
-/* tune.c: which of cuDNN's plans a convolution takes: the first, or the fastest of the first few. */
+/* tune.c: which of cuDNN's plans a convolution takes: the first, or the fastest of the first few. Times what
+ * competes with them, too. */
 #include "convplan.h"
 #include "kernels.h"
 
@@ -16,11 +17,11 @@ static double tolerance(int64_t type)
     return type == DNR_BF16 ? 5e-3 : 6e-4;
 }
 
-/* The tuner's memory: x, w, y, the output of a plan that is beyond doubt, partial sums, workspace. */
+/* The tuner's memory: x, w, y, the output of a plan that is beyond doubt, partial sums, statistics, workspace. */
 typedef struct bench {
     dnri_cuda *d;
     const dnri_conv_problem *p;
-    char *x, *w, *y, *reference, *part, *workspace;
+    char *x, *w, *y, *reference, *part, *sums, *workspace;
     size_t tensors; /* bytes of x, w and y */
     char *output;   /* one of them */
     int64_t outputs;
@@ -65,9 +66,10 @@ static dnr_status set_up(bench *b, size_t workspace, bool *fits)
             ny = p->n * p->p * p->q * p->k;
     size_t x = up(nx, p->type), w = up(nw, p->type), y = up(ny, p->type);
     size_t part = K_DISTANCE_BLOCKS * 2 * sizeof(double);
-    size_t output = p->kind == DNRI_FPROP ? y : p->kind == DNRI_DGRAD ? x : w;
+    size_t sums = 2 * up(p->k, DNR_F32);
+    size_t output = p->kind == DNRI_DGRAD ? x : p->kind == DNRI_WGRAD ? w : y;
     b->tensors = x + w + y;
-    DNR_TRY(take_scratch(b->d, b->tensors + output + part + workspace, fits));
+    DNR_TRY(take_scratch(b->d, b->tensors + output + part + sums + workspace, fits));
     if (!*fits)
         return DNR_OK;
     b->x = b->d->scratch;
@@ -75,12 +77,10 @@ static dnr_status set_up(bench *b, size_t workspace, bool *fits)
     b->y = b->w + w;
     b->reference = b->y + y;
     b->part = b->reference + output;
-    b->workspace = b->part + part;
-    b->output = p->kind == DNRI_FPROP ? b->y : p->kind == DNRI_DGRAD ? b->x : b->w;
-    b->outputs = p->kind == DNRI_FPROP ? ny : p->kind == DNRI_DGRAD ? nx : nw;
-    for (int i = 0; i < 2; i++)
-        if (!b->d->clock[i])
-            DNRI_CUDA(cudaEventCreate(&b->d->clock[i]), "making a clock");
+    b->sums = b->part + part;
+    b->workspace = b->sums + sums;
+    b->output = p->kind == DNRI_DGRAD ? b->x : p->kind == DNRI_WGRAD ? b->w : b->y;
+    b->outputs = p->kind == DNRI_DGRAD ? nx : p->kind == DNRI_WGRAD ? nw : ny;
     /* random values: zeros would run faster than pictures do */
     k_noise(b->d->lane[DNRI_COMPUTE], (int)p->type, b->d->sms, b->x,
             (int64_t)(b->tensors / dnri_dtype_size((dnr_dtype)p->type)), 0.5f);
@@ -88,17 +88,50 @@ static dnr_status set_up(bench *b, size_t workspace, bool *fits)
     return DNR_OK;
 }
 
+static dnr_status clock_start(dnri_cuda *d)
+{
+    for (int i = 0; i < 2; i++)
+        if (!d->clock[i])
+            DNRI_CUDA(cudaEventCreate(&d->clock[i]), "making a clock");
+    DNRI_CUDA(cudaEventRecord(d->clock[0], d->lane[DNRI_COMPUTE]), "timing a candidate");
+    return DNR_OK;
+}
+
+static dnr_status clock_stop(dnri_cuda *d, float *us)
+{
+    float ms = 0;
+    DNRI_CUDA(cudaEventRecord(d->clock[1], d->lane[DNRI_COMPUTE]), "timing a candidate");
+    DNR_TRY(dnri_cuda_sync(d, DNRI_COMPUTE));
+    DNRI_CUDA(cudaEventElapsedTime(&ms, d->clock[0], d->clock[1]), "timing a candidate");
+    *us = ms * 1000;
+    return DNR_OK;
+}
+
 static dnr_status run_once(const bench *b, float *us)
 {
-    dnri_cuda *d = b->d;
+    DNR_TRY(clock_start(b->d));
+    DNRI_CUDNN(cudnnBackendExecute(b->d->cudnn, b->c->plan, b->pack), "timing a convolution");
+    return clock_stop(b->d, us);
+}
+
+dnr_status dnri_cuda_time(dnri_cuda *d, int type, size_t bytes,
+                          void (*work)(void *ctx, cudaStream_t s, void *memory), void *ctx, float *us)
+{
     cudaStream_t s = d->lane[DNRI_COMPUTE];
-    float ms = 0;
-    DNRI_CUDA(cudaEventRecord(d->clock[0], s), "timing a convolution");
-    DNRI_CUDNN(cudnnBackendExecute(d->cudnn, b->c->plan, b->pack), "timing a convolution");
-    DNRI_CUDA(cudaEventRecord(d->clock[1], s), "timing a convolution");
-    DNR_TRY(dnri_cuda_sync(d, DNRI_COMPUTE));
-    DNRI_CUDA(cudaEventElapsedTime(&ms, d->clock[0], d->clock[1]), "timing a convolution");
-    *us = ms * 1000;
+    bool fits;
+    *us = FLT_MAX;
+    DNR_TRY(take_scratch(d, bytes, &fits));
+    if (!fits)
+        return DNR_OK;
+    k_noise(s, type, d->sms, d->scratch, (int64_t)(bytes / dnri_dtype_size((dnr_dtype)type)), 0.5f);
+    for (int i = 0; i <= REPEATS; i++) { /* the first one loads the kernels */
+        float t;
+        DNR_TRY(clock_start(d));
+        work(ctx, s, d->scratch);
+        DNRI_CUDA(cudaGetLastError(), "timing a candidate");
+        DNR_TRY(clock_stop(d, &t));
+        *us = i > 0 && t < *us ? t : *us;
+    }
     return DNR_OK;
 }
 
@@ -144,7 +177,12 @@ static dnr_status with_pack(bench *b, const dnri_conv_candidate *c, float best, 
 {
     b->c = c;
     b->pack = NULL;
-    dnr_status st = dnri_cudnn_pack(&b->pack, b->x, b->w, b->y, c->workspace ? b->workspace : NULL);
+    dnri_conv_at at = {b->x, b->w, b->y, NULL, NULL, c->workspace ? b->workspace : NULL};
+    if (b->p->kind == DNRI_FPROP_STATS) {
+        at.sum = b->sums;
+        at.sqsum = b->sums + up(b->p->k, DNR_F32);
+    }
+    dnr_status st = dnri_cudnn_pack(&b->pack, &at);
     if (st == DNR_OK)
         st = time_plan(b, best, us);
     if (b->pack)
@@ -154,11 +192,10 @@ static dnr_status with_pack(bench *b, const dnri_conv_candidate *c, float best, 
 
 /* Times the candidates, those beyond doubt first: the output of one of them is the reference of the others. */
 static dnr_status fastest(dnri_cuda *d, const dnri_conv_problem *p, const dnri_conv_candidate *c,
-                          int n, int *best)
+                          int n, int *best, float *shortest)
 {
     bench b = {.d = d, .p = p};
     size_t workspace = 0;
-    float shortest = FLT_MAX;
     bool fits;
     for (int i = 0; i < n; i++)
         workspace = c[i].workspace > workspace ? c[i].workspace : workspace;
@@ -170,17 +207,17 @@ static dnr_status fastest(dnri_cuda *d, const dnri_conv_problem *p, const dnri_c
             float us = FLT_MAX;
             if (c[i].doubtful != doubtful)
                 continue;
-            if (with_pack(&b, &c[i], shortest, &us) != DNR_OK) {
+            if (with_pack(&b, &c[i], *shortest, &us) != DNR_OK) {
                 if (!d->said_refused) /* an error of the device itself shows again soon */
                     dnri_log(DNR_LOG_WARN, "%s fails to run and is left out: %s", c[i].impl,
                              dnr_last_error()->what);
                 d->said_refused = true;
-            } else if (us < shortest) {
-                shortest = us;
+            } else if (us < *shortest) {
+                *shortest = us;
                 *best = i;
             }
         }
-        if (shortest == FLT_MAX)
+        if (*shortest == FLT_MAX)
             return DNR_FAIL(DNR_EDEVICE, "set cudnn.benchmark=false, or use another cuDNN",
                             "none of cuDNN's plans runs: %s", dnr_last_error()->what);
         if (!doubtful)
@@ -214,11 +251,12 @@ static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
         p.benchmark = 0;
         DNR_TRY(dnri_cudnn_candidates(plan->keep, &t, &p, timed ? CANDIDATES : 1, c, &n));
     }
+    plan->us = FLT_MAX;
     if (n == 0)
         return DNR_OK;
     int best = first_sure(c, n);
-    if (timed && n > 1)
-        DNR_TRY(fastest(d, &p, c, n, &best));
+    if (timed && (n > 1 || p.kind == DNRI_FPROP_STATS))
+        DNR_TRY(fastest(d, &p, c, n, &best, &plan->us));
     plan->plan = c[best].plan;
     plan->workspace = c[best].workspace;
     memcpy(plan->impl, c[best].impl, sizeof plan->impl);

@@ -75,10 +75,17 @@ template <class T, int N> __device__ __forceinline__ k_vec<T, N> k_load_last(con
         r = *(const k_vec<T, N> *)p;
     return r;
 }
+/* One store: the compiler splits some assignments of 16 bytes into four. */
+__device__ __forceinline__ void k_store16(void *p, int4 v)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
 template <class T, int N> __device__ __forceinline__ void k_put(T *p, const k_vec<T, N> &v)
 {
     if constexpr (sizeof v == 16)
-        *(int4 *)p = *(const int4 *)&v;
+        k_store16(p, *(const int4 *)&v);
     else
         *(k_vec<T, N> *)p = v;
 }
@@ -116,6 +123,32 @@ __device__ __forceinline__ void k_pack(const float (&f)[N], k_vec<__nv_bfloat16,
             *(__nv_bfloat162 *)&v.v[j] = __floats2bfloat162_rn(f[j], f[j + 1]);
     } else {
         v.v[0] = __float2bfloat16_rn(f[0]);
+    }
+}
+
+/* N per-channel values, from or to an address that is a multiple of 16 bytes where N is of 4 */
+template <int N> __device__ __forceinline__ void k_get_floats(const float *p, float (&f)[N])
+{
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int j = 0; j < N; j += 4)
+            *(float4 *)&f[j] = *(const float4 *)(p + j);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            f[j] = p[j];
+    }
+}
+template <int N> __device__ __forceinline__ void k_put_floats(float *p, const float (&f)[N])
+{
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int j = 0; j < N; j += 4)
+            k_store16(p + j, *(const int4 *)&f[j]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            p[j] = f[j];
     }
 }
 
