@@ -64,39 +64,46 @@ dnr_status dnri_checkpoint_begin(const char *folder, char **temp)
     return s;
 }
 
-/* Where something is in the way, it moves aside first and is removed last; a crash between the two
- * renames leaves both under dotted names, and older checkpoints as they were. */
+/* Exchanges the two at once where the file system can; elsewhere what is in the way moves aside first, and
+ * a crash between the two renames leaves both under dotted names. */
+static int exchange(const char *temp, const char *folder)
+{
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, folder, RENAME_EXCHANGE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS)
+        return errno;
+    char *old = beside(folder, ".", ".old");
+    int err = old ? 0 : ENOMEM;
+    if (old)
+        remove_folder(old);
+    if (!err && rename(folder, old) != 0)
+        err = errno;
+    else if (!err && rename(temp, folder) != 0) {
+        err = errno;
+        rename(old, folder);
+    }
+    if (!err)
+        rename(old, temp);
+    free(old);
+    return err;
+}
+
 dnr_status dnri_checkpoint_commit(const char *temp, const char *folder)
 {
     struct stat st;
-    char *old = NULL;
-    if (lstat(folder, &st) == 0) {
-        if (!S_ISDIR(st.st_mode))
-            return DNR_FAIL(DNR_EDISK, "remove it, or write elsewhere",
-                            "cannot replace '%s': it is not a folder", folder);
-        old = beside(folder, ".", ".old");
-        if (!old)
-            return DNR_FAIL_NOMEM();
-        remove_folder(old);
-        if (rename(folder, old) != 0) {
-            dnr_status s = disk_error("move", folder);
-            free(old);
-            return s;
-        }
-    }
-    if (rename(temp, folder) != 0) {
-        dnr_status s = disk_error("make", folder);
-        if (old)
-            rename(old, folder);
-        free(old);
-        return s;
-    }
-    int err = dnri_sync_folder_of(folder);
-    if (old)
-        remove_folder(old);
-    free(old);
-    errno = err;
-    return err ? disk_error("sync the folder of", folder) : DNR_OK;
+    bool replaces = lstat(folder, &st) == 0;
+    if (replaces && !S_ISDIR(st.st_mode))
+        return DNR_FAIL(DNR_EDISK, "remove it, or write elsewhere",
+                        "cannot replace '%s': it is not a folder", folder);
+    errno = replaces ? exchange(temp, folder) : rename(temp, folder) == 0 ? 0 : errno;
+    if (errno)
+        return disk_error("make", folder);
+    errno = dnri_sync_folder_of(folder);
+    if (errno)
+        return disk_error("sync the folder of", folder);
+    if (replaces)
+        remove_folder(temp);
+    return DNR_OK;
 }
 
 void dnri_checkpoint_abandon(const char *temp)
