@@ -99,6 +99,14 @@ if(DNR_HAVE_CUDA)
 endif()
 dnr_report("CUDA back end" "${DNR_HAVE_CUDA}" "CUDA ${CUDAToolkit_VERSION}, cuDNN at ${DNR_CUDNN_LIBRARY}" "${remedy}")
 
+# ---- several GPUs or machines: not in this version
+foreach(name MPI NCCL)
+    if(DNR_${name} STREQUAL "ON")
+        message(FATAL_ERROR "DNR_${name}=ON: this version trains on one device; ${name} is not used yet. Leave it out")
+    endif()
+    dnr_report("${name}" OFF "" "not used: this version trains on one device")
+endforeach()
+
 function(dnr_summary)
     message(STATUS "dnnrun ${PROJECT_VERSION} is built with:\n${DNR_SUMMARY}")
 endfunction()
