@@ -5,7 +5,7 @@
  * CIFAR are section 4.2 of the paper: three stages of 16, 32 and 64 channels with parameter-free
  * shortcuts (option A). */
 #include "../layers/layers.h"
-#include "../runtime/model.h"
+#include "../runtime/extend.h"
 
 #include <string.h>
 
@@ -126,7 +126,7 @@ const char *const *dnr_model_names(void)
 
 dnr_status dnri_model_find(const char *name, dnri_model_fn *out)
 {
-    *out = find(name) ? resnet : NULL;
+    *out = find(name) ? resnet : dnri_extended_model(name);
     if (*out)
         return DNR_OK;
     return DNR_FAIL(

@@ -101,6 +101,11 @@ typedef struct dnri_lowering {
                         const dnri_lower_opts *o, dnri_step *out);
 } dnri_lowering;
 
+/* What the engine asks of a back end, unless extend.h has added or replaced the op. */
+bool dnri_device_supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
+dnr_status dnri_device_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out);
+
 const dnri_lowering *dnri_lower_find(const dnri_lowering *const tables[], const dnri_op_def *def);
 
 /* Bounded wait for a mark: polls, and after `timeout_s` fails with DNR_EPEER naming `what`. */

@@ -56,7 +56,7 @@ static dnr_status lower(dnri_plan *p, const dnri_lower_opts *o)
         return DNR_FAIL_NOMEM();
     for (int i = 0; i < p->n; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
-        if (p->dev->be->lower(p->dev, p->g, op, o, &p->steps[i]) != DNR_OK)
+        if (dnri_device_lower(p->dev, p->g, op, o, &p->steps[i]) != DNR_OK)
             return dnri_fail_context("%s of %s", op->def->name, op->name);
         if (p->steps[i].workspace > o->workspace_cap)
             return DNR_FAIL(DNR_EMEM, "raise cudnn.workspace_mb",

@@ -247,7 +247,7 @@ dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode)
 /* Appends op to `out`, or what it splits into. The graph's own list serves as the place where expand emits. */
 static dnr_status split(dnr_graph *g, dnr_device *dev, const dnri_op *op, int depth, list *out)
 {
-    if (dev->be->supports(dev, g, op))
+    if (dnri_device_supports(dev, g, op))
         return push(out, op);
     if (!op->def->expand || depth == DEEPEST)
         return DNR_FAIL(DNR_EUSAGE, "use another device, precision or model",

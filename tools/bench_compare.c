@@ -289,7 +289,7 @@ dnr_status bench_compare(const tool_args *a, dnr_error *err)
     contest c = {.a = a, .err = err};
     dnr_status st = DNR_OK;
     const char *tmp = getenv("TMPDIR");
-    if (!tool_shipped("tools", "compare_torch.py", c.script, sizeof c.script)) {
+    if (!tool_shipped("compare_torch.py", c.script, sizeof c.script)) {
         tool_fail(err, DNR_EFAIL, "bench compare",
                   "compare_torch.py is not where dnnrun looks for "
                   "it: %.300s",

@@ -338,21 +338,14 @@ dnr_status cfg_read(cfg *c, FILE *f, const char *path, dnr_error *err)
     return r.status;
 }
 
-/* Folders of the cfgs that came with dnnrun: installed beside the binary's folder, else the source tree's. */
+/* Folders of the cfgs that came with dnnrun. */
 static bool shipped_folder(int i, char buf[CFG_TEXT])
 {
-    if (i == 0) {
-        char exe[CFG_TEXT / 2];
-        ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-        exe[n > 0 ? n : 0] = 0;
-        char *slash = strrchr(exe, '/');
-        if (slash)
-            *slash = 0;
-        snprintf(buf, CFG_TEXT, "%s/../share/dnnrun/models", exe);
-    } else if (i == 1) {
-        snprintf(buf, CFG_TEXT, "%s/models", DNRI_SOURCE_DIR);
-    }
-    return i < 2;
+    char share[CFG_TEXT - 16];
+    if (!tool_share(i, share, sizeof share))
+        return false;
+    snprintf(buf, CFG_TEXT, "%s/models", share);
+    return true;
 }
 
 static dnr_status no_such_cfg(const char *name, dnr_error *err)

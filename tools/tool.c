@@ -305,19 +305,25 @@ const char *tool_duration(double seconds, char buf[32])
     return buf;
 }
 
-bool tool_shipped(const char *folder, const char *file, char *buf, size_t size)
+bool tool_share(int i, char *buf, size_t size)
 {
+    static const char *const places[] = {"../share/dnnrun", "share/dnnrun"};
     char exe[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
     exe[n > 0 ? n : 0] = 0;
     char *slash = strrchr(exe, '/');
     if (slash)
         *slash = 0;
-    if ((size_t)snprintf(buf, size, "%s/../share/dnnrun/%s", exe, file) < size &&
-        access(buf, R_OK) == 0)
-        return true;
-    return (size_t)snprintf(buf, size, "%s/%s/%s", DNRI_SOURCE_DIR, folder, file) < size &&
-           access(buf, R_OK) == 0;
+    return i < 2 && (size_t)snprintf(buf, size, "%s/%s", exe, places[i]) < size;
+}
+
+bool tool_shipped(const char *file, char *buf, size_t size)
+{
+    char folder[PATH_MAX];
+    for (int i = 0; tool_share(i, folder, sizeof folder); i++)
+        if ((size_t)snprintf(buf, size, "%s/%s", folder, file) < size && access(buf, R_OK) == 0)
+            return true;
+    return false;
 }
 
 double tool_now(void)

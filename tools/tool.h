@@ -100,8 +100,9 @@ const char *tool_thousands(int64_t n, char buf[32]);     /* "1,281,167" */
 const char *tool_duration(double seconds, char buf[32]); /* "1:02:03", "4:05", "7.2 s" */
 double tool_now(void);                                   /* seconds, monotonic */
 
-/* Path of a file that came with dnnrun: in ../share/dnnrun beside the binary's folder, else in the source tree's
- * `folder`. False where it is in neither. */
-bool tool_shipped(const char *folder, const char *file, char *buf, size_t size);
+/* Folders of what came with dnnrun: as it is installed, and as it lies in a build folder. False where i ≥ 2. */
+bool tool_share(int i, char *buf, size_t size);
+/* Path of a file in the first of them that has it. */
+bool tool_shipped(const char *file, char *buf, size_t size);
 
 #endif

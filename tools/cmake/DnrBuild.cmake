@@ -12,8 +12,7 @@ set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 
 string(LENGTH "${CMAKE_SOURCE_DIR}/" DNR_SRC_PREFIX)
 add_library(dnr_flags INTERFACE)
-target_compile_definitions(dnr_flags INTERFACE _GNU_SOURCE DNRI_SRC_PREFIX=${DNR_SRC_PREFIX}
-                           DNRI_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+target_compile_definitions(dnr_flags INTERFACE _GNU_SOURCE DNRI_SRC_PREFIX=${DNR_SRC_PREFIX})
 # Ops carry their layers' attributes as raw bytes, read through the layer's own type: hence no strict aliasing.
 target_compile_options(dnr_flags INTERFACE
     $<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wstrict-prototypes;-Wno-unused-parameter;$<$<C_COMPILER_ID:GNU>:-Wno-format-truncation>;$<$<C_COMPILER_ID:Clang>:-Wno-pass-failed>;-Werror;-fno-math-errno;-fno-strict-aliasing>)
