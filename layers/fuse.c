@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DY = 2, DY2 = 3 }; /* inputs of norm.bwd */
+enum { DY = 2, DY2 = 3 }; /* inputs of norm.bwd and norm_pool.bwd */
 
 typedef struct use {
     int count; /* reads of a tensor in the whole list */
@@ -36,8 +36,8 @@ dnr_status dnri_fuse_gradient_add(dnr_graph *g)
         if (op->def == &dnri_def_add && !dnri_graph_tensor(g, op->out[0])->keep &&
             uses[op->out[0]].count == 1) {
             dnri_op *reader = dnri_graph_op(g, uses[op->out[0]].op); /* comes later in the list */
-            if (reader->def == &dnri_def_norm_bwd && reader->in[DY] == op->out[0] &&
-                reader->in[DY2] < 0) {
+            if ((reader->def == &dnri_def_norm_bwd || reader->def == &dnri_def_norm_pool_bwd) &&
+                reader->in[DY] == op->out[0] && reader->in[DY2] < 0) {
                 reader->in[DY] = op->in[0];
                 reader->in[DY2] = op->in[1];
                 continue;
@@ -52,5 +52,6 @@ dnr_status dnri_fuse_gradient_add(dnr_graph *g)
 
 dnr_status dnri_model_fuse(dnr_graph *g)
 {
+    DNR_TRY(dnri_fuse_norm_pool(g)); /* before its gradients are added */
     return dnri_fuse_gradient_add(g);
 }

@@ -4,7 +4,11 @@
 
 #include "layers.h"
 
-/* An add read by nothing but the dy of one norm.bwd becomes that norm.bwd's dy and dy2: the sum of
+/* norm.train with ReLU and no residual, read forwards by a max pool alone, becomes norm_pool.train, and the pair
+ * of their backward ops norm_pool.bwd: the norm's y is then neither written nor kept. */
+dnr_status dnri_fuse_norm_pool(dnr_graph *g);
+
+/* An add read by nothing but the dy of one norm.bwd or norm_pool.bwd becomes its dy and dy2: the sum of
  * a residual gradient is then never written. */
 dnr_status dnri_fuse_gradient_add(dnr_graph *g);
 

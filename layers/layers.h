@@ -77,8 +77,11 @@ dnr_tid dnr_global_avg_pool(dnr_graph *g, const char *name, dnr_tid x);
 typedef struct dnri_pool_attr {
     int32_t kernel, stride, pad;
     int64_t h, w; /* of x */
+    bool positive;
 } dnri_pool_attr;
-/* max_pool.fprop    in {x} out {y, index: uint8, r·kernel + s}; kernel <= 15
+/* max_pool.fprop    in {x} out {y, index: uint8, r·kernel + s}; kernel <= 15. With attr.positive (of a ReLU's
+ *                   y) the index is 255, which names no pixel, where y > 0 does not hold: such a maximum
+ *                   passes no gradient to what is before the ReLU
  * max_pool.bwd      in {dy, index} out {dx}
  * avg_pool.fprop    in {x} out {y}
  * avg_pool.bwd      in {dy} out {dx}
@@ -87,6 +90,19 @@ typedef struct dnri_pool_attr {
 extern const dnri_op_def dnri_def_max_pool, dnri_def_max_pool_bwd;
 extern const dnri_op_def dnri_def_avg_pool, dnri_def_avg_pool_bwd;
 extern const dnri_op_def dnri_def_global_pool, dnri_def_global_pool_bwd;
+
+/* ---- norm_pool.c: norm with ReLU and the max pool that reads it, as one op; what a rewrite makes of the stem.
+ * Equal are those pixels whose x are, or all of a channel where gamma is 0; the first wins.
+ * norm_pool.train in {x, gamma, beta, running_mean, running_var} out {y, index, mean, invstd}: norm.train,
+ *                 then max_pool.fprop with attr.positive
+ * norm_pool.apply in {x, gamma, beta, mean, invstd} out {y, index}: the recompute clone
+ * norm_pool.bwd   in {x, index, dy, dy2?, gamma, mean, invstd} out {dx, dgamma, dbeta}: max_pool.bwd of dy + dy2,
+ *                 then norm.bwd without a mask, since the index has it; attr: dnri_pool_attr */
+typedef struct dnri_norm_pool_attr {
+    dnri_norm_attr norm;
+    dnri_pool_attr pool;
+} dnri_norm_pool_attr;
+extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnri_def_norm_pool_bwd;
 
 /* ---- dense.c: fully connected, x [n,1,1,C] → y [n,1,1,K] = x·wᵀ + b. "NAME.weight" [K,1,1,C],
  * "NAME.bias"; both are read in the compute type. */

@@ -12,7 +12,7 @@ static dnr_tid pool(dnr_graph *g, const dnri_op_def *def, const char *name, dnr_
     if (x < 0)
         return DNRI_NONE;
     const dnr_desc *d = dnri_desc(g, x);
-    const dnri_pool_attr a = {o->kernel, o->stride, o->pad, d->dim[1], d->dim[2]};
+    const dnri_pool_attr a = {o->kernel, o->stride, o->pad, d->dim[1], d->dim[2], false};
     dnr_tid out[2] = {DNRI_NONE, DNRI_NONE};
     dnri_emit(g, def, name, &a, sizeof a, 1, &x, n_out, out);
     return out[0];

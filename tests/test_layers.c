@@ -258,7 +258,7 @@ static void pool_shape(const shape *c, int64_t *P, int64_t *Q)
 
 static void build_max_pool(probe *p, const shape *c)
 {
-    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w};
+    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w, false};
     int64_t P, Q;
     pool_shape(c, &P, &Q);
     const dnr_tid x = probe_tensor(p, "x", c->n, c->h, c->w, c->c);
@@ -275,7 +275,7 @@ static void build_max_pool(probe *p, const shape *c)
 /* Which of several NaNs wins is left open: only y counts. */
 static void build_nan_pool(probe *p, const shape *c)
 {
-    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w};
+    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w, false};
     const dnr_tid x = probe_tensor(p, "x", c->n, c->h, c->w, c->c);
     double *v = probe_values(p, x);
     dnr_tid out[2] = {DNRI_NONE, DNRI_NONE};
@@ -287,7 +287,7 @@ static void build_nan_pool(probe *p, const shape *c)
 
 static void build_avg_pool(probe *p, const shape *c)
 {
-    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w};
+    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w, false};
     int64_t P, Q;
     pool_shape(c, &P, &Q);
     const dnr_tid x = probe_tensor(p, "x", c->n, c->h, c->w, c->c),

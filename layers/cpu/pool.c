@@ -9,7 +9,7 @@ enum { CHUNK = 64 }; /* channels held in registers or L1 at a time */
 
 typedef struct pool {
     dnri_binding b;
-    bool bf16;
+    bool bf16, positive;
     int slices, kernel, stride, pad;
     int64_t n, h, w, c; /* of x */
     int64_t p, q;       /* of y */
@@ -34,6 +34,7 @@ DNRI_INLINE void max_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
     const void *x = s->b.in[0];
     void *y = s->b.out[0];
     uint8_t *index = s->b.out[1];
+    const bool positive = s->positive;
     float best[CHUNK];
     int32_t tap[CHUNK];
     for (int64_t row = begin; row < end; row++)
@@ -63,7 +64,7 @@ DNRI_INLINE void max_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
                 int64_t to = (row * s->q + q) * s->c + c0;
                 DNRI_EACH (j, 0, m) {
                     dnri_st(y, to + j, best[j], bf16);
-                    index[to + j] = (uint8_t)tap[j];
+                    index[to + j] = positive && !(best[j] > 0) ? 255 : (uint8_t)tap[j];
                 }
             }
         }
@@ -223,6 +224,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     const dnr_desc *y = dnri_desc(g, kinds[k].forward ? op->out[0] : op->in[0]);
     const dnri_pool_attr *a = (const dnri_pool_attr *)op->attr;
     s->bf16 = x->dtype == DNR_BF16;
+    s->positive = a->positive;
     s->kernel = a->kernel;
     s->stride = a->stride;
     s->pad = a->pad;

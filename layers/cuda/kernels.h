@@ -45,6 +45,9 @@ typedef struct k_norm_bwd_args {
     bool relu;
 } k_norm_bwd_args;
 void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
+/* dbeta and dgamma from part: [block][Σ dz, Σ dz·(x − mean)][c] */
+void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,
+                      float *dgamma, float *dbeta);
 
 /* ---- act.cu: n elements */
 void k_relu(cudaStream_t s, int type, int sms, const void *x, void *y, int64_t n);
@@ -56,6 +59,7 @@ typedef struct k_pool_args {
     int type, sms;
     int n, h, w, c, p, q; /* x [n,h,w,c], y [n,p,q,c] */
     int kernel, stride, pad;
+    bool positive; /* max pool: index 255 unless y > 0 */
 } k_pool_args;
 void k_max_pool(cudaStream_t s, const k_pool_args *a, const void *x, void *y, uint8_t *index);
 void k_max_pool_bwd(cudaStream_t s, const k_pool_args *a, const void *dy, const uint8_t *index,
@@ -65,6 +69,15 @@ void k_avg_pool_bwd(cudaStream_t s, const k_pool_args *a, const void *dy, void *
 /* averages over h·w pixels */
 void k_global_pool(cudaStream_t s, const k_pool_args *a, const void *x, void *y);
 void k_global_pool_bwd(cudaStream_t s, const k_pool_args *a, const void *dy, void *dx);
+
+/* ---- norm_pool.cu: norm with ReLU, and max pool of windows that k_norm_pool_takes. */
+bool k_norm_pool_takes(const k_pool_args *g);
+size_t k_norm_pool_bwd_workspace(const k_pool_args *g);
+/* y [n,p,q,c] from x [n,h,w,c], mean and invstd */
+void k_norm_pool_apply(cudaStream_t s, const k_norm_args *a, const k_pool_args *g, uint8_t *index);
+/* a->dy and a->dy2: of the pooled y; a->dx of x */
+void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args *g,
+                     const uint8_t *index, void *workspace);
 
 /* ---- loss.cu: softmax cross-entropy of n rows of k logits; soft may be NULL */
 typedef struct k_loss_args {

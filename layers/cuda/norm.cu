@@ -474,13 +474,19 @@ void k_norm_eval(cudaStream_t s, const k_norm_args *a)
     apply(s, a, false);
 }
 
+void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,
+                      float *dgamma, float *dbeta)
+{
+    k_norm_bwd_finish<<<(unsigned)((c + 31) / 32), dim3(32, FINISH), 0, s>>>(part, blocks, c, invstd,
+                                                                             dgamma, dbeta);
+}
+
 template <class T, int N, int MASK, bool TWO>
 static void launch_sums(cudaStream_t s, const k_norm_bwd_args *a, float *part)
 {
     dim3 grid = sum_grid<T, N>(a->sms, a->rows, a->c);
     k_norm_bwd_sums<T, N, MASK, TWO><<<grid, SUM_THREADS, 0, s>>>(*a, (int)(a->c / N), part);
-    k_norm_bwd_finish<<<(unsigned)((a->c + 31) / 32), dim3(32, FINISH), 0, s>>>(
-        part, (int)grid.x, a->c, a->invstd, a->dgamma, a->dbeta);
+    k_norm_bwd_merge(s, part, (int)grid.x, a->c, a->invstd, a->dgamma, a->dbeta);
 }
 template <class T, int N, int MASK, bool TWO>
 static void launch_bwd_apply(cudaStream_t s, const k_norm_bwd_args *a)

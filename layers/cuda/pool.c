@@ -19,7 +19,8 @@ static k_pool_args args_of(const dnri_cuda_op *s, const dnr_desc *y)
                          .q = (int)y->dim[2],
                          .kernel = a->kernel,
                          .stride = a->stride,
-                         .pad = a->pad};
+                         .pad = a->pad,
+                         .positive = a->positive};
 }
 
 static dnr_status run_max(dnri_cuda_op *s)

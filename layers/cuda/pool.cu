@@ -84,6 +84,10 @@ __global__ void __launch_bounds__(THREADS)
                 }
             }
         }
+        if (a.positive)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                at.v[j] = best[j] > 0 ? at.v[j] : 255;
         k_vec<T, N> v;
         k_pack(best, v);
         k_put(y + it * N, v);

@@ -23,8 +23,8 @@ typedef struct ref_row {
     void (*run)(const ref_step *s);
 } ref_row;
 
-extern const ref_row ref_conv_rows[], ref_norm_rows[], ref_pool_rows[], ref_dense_rows[],
-    ref_loss_rows[], ref_engine_rows[];
+extern const ref_row ref_conv_rows[], ref_norm_rows[], ref_pool_rows[], ref_norm_pool_rows[],
+    ref_dense_rows[], ref_loss_rows[], ref_engine_rows[];
 
 /* Loops over independent output elements are shared by threads; each element is summed by one. */
 #ifdef _OPENMP

@@ -43,6 +43,8 @@ static void max_fprop(const ref_step *s)
                     }
                 }
                 y[(row * z.Q + q) * z.C + c] = best;
+                if (((const dnri_pool_attr *)s->op.attr)->positive && !(best > 0))
+                    where = 255;
                 index[(row * z.Q + q) * z.C + c] = (uint8_t)where;
             }
 }
@@ -59,7 +61,8 @@ static void max_bwd(const ref_step *s)
         for (int64_t pq = 0; pq < z.P * z.Q; pq++)
             for (int64_t c = 0; c < z.C; c++) {
                 const int64_t i = (n * z.P * z.Q + pq) * z.C + c, t = index[i];
-                dx[tap(&z, n, pq / z.Q, pq % z.Q, t / z.kernel, t % z.kernel) + c] += dy[i];
+                if (t < z.kernel * z.kernel) /* else it names none */
+                    dx[tap(&z, n, pq / z.Q, pq % z.Q, t / z.kernel, t % z.kernel) + c] += dy[i];
             }
 }
 
