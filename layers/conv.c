@@ -39,6 +39,15 @@ static dnr_status conv_infer(dnr_graph *g, dnri_op *op)
     return dnri_out(g, op, 0, dnri_desc4(x.dtype, x.dim[0], p, q, w.dim[0]), "y");
 }
 
+static dnr_status stats_infer(dnr_graph *g, dnri_op *op)
+{
+    const dnr_desc sums =
+        dnri_desc1(dnri_graph_numerics(g)->master, dnri_desc(g, op->in[1])->dim[0]);
+    DNR_TRY(conv_infer(g, op));
+    DNR_TRY(dnri_out(g, op, 1, sums, "sum"));
+    return dnri_out(g, op, 2, sums, "sqsum");
+}
+
 static dnr_status dgrad_infer(dnr_graph *g, dnri_op *op)
 {
     const dnri_conv_attr *a = conv_attr(op);
@@ -100,6 +109,10 @@ static double wgrad_flops(const dnr_graph *g, const dnri_op *op)
 
 const dnri_op_def dnri_def_conv = {
     .name = "conv.fprop", .infer = conv_infer, .grad = conv_grad, .flops = conv_flops};
+/* No gradient rule and no clone of its own: it comes in after the gradient walk, and repeated as it is it
+ * gives the same bits. */
+const dnri_op_def dnri_def_conv_stats = {
+    .name = "conv.stats", .infer = stats_infer, .flops = conv_flops};
 const dnri_op_def dnri_def_conv_dgrad = {
     .name = "conv.dgrad", .infer = dgrad_infer, .flops = dgrad_flops};
 const dnri_op_def dnri_def_conv_wgrad = {

@@ -1,12 +1,14 @@
 /* fuse.c: fusion rewrites. */
 #include "fuse.h"
 
+#include "../runtime/backend.h"
 #include "../runtime/model.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { DY = 2, DY2 = 3 }; /* inputs of norm.bwd and norm_pool.bwd */
+enum { DY = 2, DY2 = 3 };                         /* inputs of norm.bwd and norm_pool.bwd */
+enum { NORM_X = 0, NORM_IN = 6, SUM = 6, SQSUM }; /* of norm.train */
 
 typedef struct use {
     int count; /* reads of a tensor in the whole list */
@@ -50,8 +52,50 @@ dnr_status dnri_fuse_gradient_add(dnr_graph *g)
     return DNR_OK;
 }
 
-dnr_status dnri_model_fuse(dnr_graph *g)
+/* The norm.train that reads y and is the only op of the forward pass to do so, or NULL. */
+static dnri_op *only_norm(dnr_graph *g, dnr_tid y)
 {
-    DNR_TRY(dnri_fuse_norm_pool(g)); /* before its gradients are added */
-    return dnri_fuse_gradient_add(g);
+    dnri_op *norm = NULL;
+    int reads = 0;
+    for (int i = 0; i < dnri_graph_ops(g); i++) {
+        dnri_op *op = dnri_graph_op(g, i);
+        for (int k = 0; op->phase == DNRI_FORWARD && k < op->n_in; k++)
+            if (op->in[k] == y) {
+                reads++;
+                norm = op->def == &dnri_def_norm_train && k == NORM_X ? op : NULL;
+            }
+    }
+    return reads == 1 && norm && norm->n_in == NORM_IN ? norm : NULL;
+}
+
+dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev)
+{
+    DNR_TRY(dnri_graph_status(g));
+    for (int i = 0; i < dnri_graph_ops(g); i++) {
+        dnri_op *conv = dnri_graph_op(g, i), stats = *conv;
+        dnri_op *norm = conv->def == &dnri_def_conv ? only_norm(g, conv->out[0]) : NULL;
+        if (!norm)
+            continue;
+        stats.def = &dnri_def_conv_stats;
+        stats.out[1] = stats.out[2] = DNRI_NONE;
+        stats.n_out = 3;
+        if (!dnri_device_supports(dev, g, &stats))
+            continue;
+        DNR_TRY(stats.def->infer(g, &stats)); /* makes the sums */
+        *conv = stats;
+        norm->in[SUM] = stats.out[1];
+        norm->in[SQSUM] = stats.out[2];
+        norm->n_in = SQSUM + 1;
+    }
+    return dnri_graph_status(g);
+}
+
+/* Statistics come before recomputation, which knows how to repeat the pair, and after the gradient walk, which so
+ * has one rule for convolutions: their backward ops read x, w and dy alone, a norm's read mean and invstd. */
+dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion)
+{
+    if (fusion != DNR_FUSION_OFF)
+        DNR_TRY(dnri_fuse_norm_pool(g)); /* before its gradients are added */
+    DNR_TRY(dnri_fuse_gradient_add(g));
+    return fusion == DNR_FUSION_OFF ? DNR_OK : dnri_fuse_statistics(g, dev);
 }

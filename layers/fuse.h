@@ -12,4 +12,8 @@ dnr_status dnri_fuse_norm_pool(dnr_graph *g);
  * a residual gradient is then never written. */
 dnr_status dnri_fuse_gradient_add(dnr_graph *g);
 
+/* A conv.fprop that a norm.train normalises, and that nothing else of the forward pass reads, becomes
+ * conv.stats, and the norm takes its sums; where the device supports that. */
+dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev);
+
 #endif

@@ -21,7 +21,10 @@ typedef struct dnri_conv_attr {
     int32_t kernel, stride, pad;
     int64_t h, w; /* of x: a stride may map several sizes to one */
 } dnri_conv_attr;
-extern const dnri_op_def dnri_def_conv;       /* conv.fprop in {x, w}  out {y}  */
+extern const dnri_op_def dnri_def_conv; /* conv.fprop in {x, w}  out {y}  */
+/* conv.stats in {x, w} out {y, sum, sqsum: master type [K]}: conv.fprop, and Σ y and Σ y² over N·P·Q, before or
+ *            after y is rounded */
+extern const dnri_op_def dnri_def_conv_stats;
 extern const dnri_op_def dnri_def_conv_dgrad; /* conv.dgrad in {dy, w} out {dx} */
 extern const dnri_op_def
     dnri_def_conv_wgrad; /* conv.wgrad in {x, dy} out {dw: GRAD, master type} */
@@ -43,8 +46,11 @@ typedef struct dnri_norm_attr {
     double eps, momentum;
     bool relu;
 } dnri_norm_attr;
-/* norm.train in {x, gamma, beta, residual?, running_mean, running_var} out {y, mean, invstd}; updates
- *            the running statistics
+/* norm.train in {x, gamma, beta, residual?, running_mean, running_var, sum?, sqsum?} out {y, mean, invstd};
+ *            updates the running statistics. With sum and sqsum of x (conv.stats) no pass over x is
+ *            needed: mean = sum/M, var = max(0, sqsum/M − mean²), M = N·H·W. With r = |mean|/std of a
+ *            channel and sums good to a share e, var is then good to (1 + r²)·e, so to nothing from r = e^−½
+ *            on; fp16's own rounding of x, 3e-4·r of its std, outweighs that up to r = 3e-4/e.
  * norm.apply in {x, gamma, beta, residual?, mean, invstd} out {y}: the recompute clone
  * norm.eval  in {x, gamma, beta, residual?, running_mean, running_var} out {y} */
 extern const dnri_op_def dnri_def_norm_train, dnri_def_norm_apply, dnri_def_norm_eval;

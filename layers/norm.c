@@ -2,7 +2,7 @@
 #include "internal.h"
 
 /* Positions of inputs and outputs, as layers.h lists them. */
-enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR, N_IN };
+enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR, N_IN, SUM = N_IN, SQSUM, N_TRAIN_IN };
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD, N_BWD_IN };
 enum { B_DX, B_DGAMMA, B_DBETA, B_DRESIDUAL, N_BWD_OUT };
 
@@ -66,6 +66,9 @@ static dnr_status train_infer(dnr_graph *g, dnri_op *op)
         return DNR_FAIL(DNR_EUSAGE, "raise train.batch or data.image",
                         "%s: batch norm over one value a channel has no variance", op->name);
     DNR_TRY(norm_infer(g, op));
+    for (int i = SUM; i < op->n_in; i++)
+        if (op->in[i] >= 0)
+            DNR_TRY(dnri_want(g, op, i, i == SUM ? "sum" : "sum of squares", vector));
     DNR_TRY(dnri_out(g, op, 1, vector, "mean"));
     return dnri_out(g, op, 2, vector, "invstd");
 }
@@ -103,6 +106,7 @@ static void train_reclone(const dnri_op *from, dnri_op *op)
     op->def = &dnri_def_norm_apply;
     op->in[MEAN] = from->out[1];
     op->in[VAR] = from->out[2];
+    op->n_in = N_IN;
     op->n_out = 1;
 }
 
@@ -119,13 +123,13 @@ static dnr_status norm_expand(dnr_graph *g, const dnri_op *from)
     const dnri_op op = *from; /* emits may move the list */
     const bool relu = norm_attr(&op)->relu, residual = op.in[RESIDUAL] >= 0;
     dnri_norm_attr a = *norm_attr(&op);
-    dnr_tid in[N_IN], out[3] = {DNRI_NONE, op.out[1], op.out[2]}, sum = DNRI_NONE;
+    dnr_tid in[N_TRAIN_IN], out[3] = {DNRI_NONE, op.out[1], op.out[2]}, sum = DNRI_NONE;
     if (!relu && !residual)
         return cannot_split(&op);
     a.relu = false;
-    for (int i = 0; i < N_IN; i++)
+    for (int i = 0; i < op.n_in; i++)
         in[i] = i == RESIDUAL ? DNRI_NONE : op.in[i];
-    DNR_TRY(dnri_emit(g, op.def, op.name, &a, sizeof a, N_IN, in, op.n_out, out));
+    DNR_TRY(dnri_emit(g, op.def, op.name, &a, sizeof a, op.n_in, in, op.n_out, out));
     dnr_tid t = out[0];
     if (residual) {
         sum = relu ? DNRI_NONE : op.out[0];

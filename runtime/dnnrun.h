@@ -186,6 +186,10 @@ void dnr_loader_release(dnr_loader *l, const dnr_batch *b);
 dnr_status dnr_loader_rewind(dnr_loader *l);
 void dnr_loader_get_stats(dnr_loader *l, dnr_loader_stats *out);
 const dnr_loader_opts *dnr_loader_get_opts(const dnr_loader *l); /* with defaults filled in */
+/* Another loader of the same source and options, whose first batch begins at `position` of the stream. */
+dnr_status dnr_loader_open_at(const dnr_loader *l, int64_t position, dnr_loader **out);
+/* Name of sample i of a batch that was not released yet; NULL where there is none. */
+const char *dnr_loader_sample_name(const dnr_loader *l, const dnr_batch *b, int64_t i);
 
 /* A batch of the caller's own, in pinned memory of `dev` (NULL: ordinary memory): black pictures, labels
  * −1 (no sample). For pictures that are in memory already, and for measurements without a loader. */
@@ -257,6 +261,13 @@ typedef enum dnr_recompute {
     DNR_RECOMPUTE_BLOCK, /* keep only what enters a residual block */
 } dnr_recompute;
 
+/* How far a training graph is fused where the device gains by it. All levels compute the same. */
+typedef enum dnr_fusion {
+    DNR_FUSION_AUTO, /* the highest there is */
+    DNR_FUSION_OFF,
+    DNR_FUSION_D1, /* batch-norm statistics come out of the convolution before */
+} dnr_fusion;
+
 typedef struct dnr_trainer_opts {
     dnr_model_opts model;
     dnr_optim_opts optim;
@@ -273,6 +284,7 @@ typedef struct dnr_trainer_opts {
     uint64_t seed;         /* of the initial weights */
     bool deterministic;    /* same bits every time on the same kind of machine */
     dnr_recompute recompute;
+    dnr_fusion fusion;
     double memory_fraction; /* most of the device's memory that may be planned; 0 = 0.9 */
     int64_t workspace_mb;   /* cap of one launch's workspace; 0 = 1024 */
     bool benchmark;         /* time candidate implementations before step one */
@@ -307,7 +319,12 @@ void dnr_trainer_destroy(dnr_trainer *t);
 
 /* One optimizer step: `accumulate` batches from the loader. Enqueues and returns; `*out` describes
  * the step before the one just enqueued (step = 0 when there was none yet), so nothing waits for
- * the device. */
+ * the device. The loader must live until the step is described.
+ *
+ * A step with a gradient that is not finite changes no weight. In fp16 the loss scale is halved then;
+ * where it is 1 or unused, training cannot go on: the step is run again, op by op, and the call that
+ * would describe it (and each later one) fails with DNR_EFAIL, naming the step, the first layer and tensor that is not
+ * finite, its range, the samples and the likely cause; the log gets the names of all samples. */
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out);
 /* The same on batches of the caller's, `n` = `accumulate` of them. The caller's again on return. */
 dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dnr_metrics *out);

@@ -16,8 +16,8 @@ dnr_status dnri_model_find(const char *name, dnri_model_fn *out);
 dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double smoothing,
                            double grad_scale);
 
-/* In layers/fuse.c: rewrites a training graph, after its gradient walk, into an equal one with fewer passes
- * over memory. */
-dnr_status dnri_model_fuse(dnr_graph *g);
+/* In layers/fuse.c: rewrites a training graph, after its gradient walk and before recomputation, into an equal
+ * one with fewer passes over memory. */
+dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion);
 
 #endif

@@ -54,7 +54,7 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
                                        .decay_norm_bias = o->decay_norm_bias,
                                        .scaled = t->num.scaled}};
     DNR_TRY(dnri_graph_backward(g));
-    DNR_TRY(dnri_model_fuse(g));
+    DNR_TRY(dnri_model_fuse(g, t->dev, t->o.fusion));
     DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));
     return dnri_emit_update(g, &update);
 }
@@ -286,6 +286,7 @@ void dnr_trainer_destroy(dnr_trainer *t)
     if (t->logits)
         be->free_host(t->dev, t->logits);
     dnri_params_free(t->params);
+    free(t->lost);
     for (size_t i = 0; i < sizeof t->notes / sizeof t->notes[0]; i++) {
         free(t->notes[i][0]);
         free(t->notes[i][1]);

@@ -14,7 +14,7 @@ void rig_ok(dnr_status st, const char *expr, const char *file, int line)
 
 void rig_open(rig *r, dnr_device *dev, dnr_precision precision, bool training)
 {
-    *r = (rig){.dev = dev};
+    *r = (rig){.dev = dev, .workspace_cap = (size_t)256 << 20};
     OK(dev->be->numerics(dev, &precision, &r->num));
     r->params = dnri_params_new();
     assert_non_null(r->params);
@@ -50,7 +50,7 @@ dnr_tid rig_keep(rig *r, dnr_tid t)
 
 void rig_plan(rig *r, bool train, bool sums)
 {
-    const dnri_lower_opts o = {.deterministic = true, .workspace_cap = (size_t)256 << 20};
+    const dnri_lower_opts o = {.deterministic = true, .workspace_cap = r->workspace_cap};
     dnr_graph *g = r->g;
     r->g = NULL; /* the plan's, even where it fails */
     OK(dnri_plan_build(g, r->dev, "test", &o, &r->plan));

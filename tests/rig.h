@@ -26,6 +26,7 @@ typedef struct rig {
     dnri_plan *plan;
     dnri_store *store;
     void *arena;
+    size_t workspace_cap; /* of the plan */
 } rig;
 
 /* An empty graph; then the test emits ops. The device is borrowed. */

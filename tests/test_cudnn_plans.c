@@ -80,6 +80,30 @@ static void test_resnet50(void **state)
             }
 }
 
+/* Sums over y come out of a precompiled engine's epilogue for all but the stem, also of ResNet-18. */
+static void test_statistics(void **state)
+{
+    static const int resnet18[][6] = {
+        {64, 56, 128, 3, 2, 1},  {64, 56, 128, 1, 2, 0},  {128, 28, 256, 3, 2, 1},
+        {128, 28, 256, 1, 2, 0}, {256, 14, 512, 3, 2, 1}, {256, 14, 512, 1, 2, 0},
+    };
+    static const int64_t batches[] = {32, 256};
+    if (!probe)
+        skip();
+    for (int b = 0; b < 2; b++) {
+        for (int i = 1; i < N_SHAPES; i++) {
+            dnri_conv_problem p =
+                problem(resnet50[i], DNRI_FPROP_STATS, DNR_F16, false, batches[b]);
+            expect_plan(&p);
+        }
+        for (size_t i = 0; i < sizeof resnet18 / sizeof resnet18[0]; i++) {
+            dnri_conv_problem p =
+                problem(resnet18[i], DNRI_FPROP_STATS, DNR_F16, false, batches[b]);
+            expect_plan(&p);
+        }
+    }
+}
+
 static void test_workspace_cap(void **state)
 {
     if (!probe)
@@ -157,9 +181,8 @@ static void read_device(void)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resnet50),
-        cmocka_unit_test(test_workspace_cap),
-        cmocka_unit_test(test_fp32_is_fp32),
+        cmocka_unit_test(test_resnet50),      cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_workspace_cap), cmocka_unit_test(test_fp32_is_fp32),
         cmocka_unit_test(test_bad_device),
     };
     read_device();

@@ -54,7 +54,7 @@ typedef struct cfg {
     } memory;
     struct {
         bool benchmark;
-        int64_t workspace_mb;
+        int64_t fusion, workspace_mb;
     } cudnn;
     struct {
         char out[CFG_TEXT];

@@ -190,6 +190,12 @@ const cfg_key cfg_keys[] = {
     BOOL("cudnn.benchmark", cudnn.benchmark, "true",
          "CUDA: time the candidate implementations of each convolution and take the fastest, "
          "instead of cuDNN's first proposal."),
+    CHOICE("cudnn.fusion", cudnn.fusion, "auto|off|d1", "auto",
+           "CUDA, fp16: `d1`: convolutions sum up the statistics of the batch norm that follows, "
+           "where that "
+           "is faster than a pass of its own; `auto`: the highest level, now `d1`. The results "
+           "differ by "
+           "rounding only."),
     INT("cudnn.workspace_mb", cudnn.workspace_mb, 1, 1e6, "1024", "MiB",
         "Most workspace that one launch may ask for."),
 

@@ -132,6 +132,7 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
     static const char *const stems[] = {NULL, "imagenet", "cifar"};
     static const dnr_recompute recomputes[] = {DNR_RECOMPUTE_NONE, DNR_RECOMPUTE_STAGE,
                                                DNR_RECOMPUTE_BLOCK};
+    static const dnr_fusion fusions[] = {DNR_FUSION_AUTO, DNR_FUSION_OFF, DNR_FUSION_D1};
     dnr_trainer_opts o = {
         .model = {.name = c->model.name,
                   .classes = (int)c->model.classes,
@@ -150,6 +151,7 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
         .seed = (uint64_t)c->train.seed,
         .deterministic = c->train.deterministic,
         .recompute = recomputes[c->memory.recompute],
+        .fusion = fusions[c->cudnn.fusion],
         .memory_fraction = c->memory.fraction,
         .workspace_mb = c->cudnn.workspace_mb,
         .benchmark = c->cudnn.benchmark && !c->train.deterministic,

@@ -1,13 +1,18 @@
-/* conv.c: convolutions through cuDNN; plain loops where it has no engine. */
+/* conv.c: convolutions through cuDNN; plain loops where it has no engine. Statistics come from cuDNN's epilogue
+ * or from a pass of our own over y, whichever is faster. */
 #include "../../runtime/cuda/convplan.h"
 #include "../layers.h"
 #include "kernels.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { Y, SUM, SQSUM }; /* out of conv.stats */
+
 typedef struct conv {
     dnri_conv_kind kind;
+    bool own_sums; /* FPROP_STATS: `plan` is fprop's, and our kernels sum */
     k_conv_args geometry;
     const dnri_conv_plan *plan; /* the device's */
     cudnnBackendDescriptor_t pack;
@@ -28,19 +33,34 @@ static dnr_status prepare(dnri_cuda_op *s)
     conv *c = s->own;
     dnri_binding *b = &s->at;
     char *workspace = b->workspace;
-    void *dw = c->dw ? workspace : b->out[0];
+    dnri_conv_at at = {.workspace = workspace ? workspace + c->dw : NULL};
     if (c->pack)
         (void)cudnnBackendDestroyDescriptor(c->pack);
     c->pack = NULL;
-    workspace = workspace ? workspace + c->dw : NULL;
-    switch (c->kind) {
-    case DNRI_FPROP:
-        return dnri_cudnn_pack(&c->pack, b->in[0], b->in[1], b->out[0], workspace);
-    case DNRI_DGRAD:
-        return dnri_cudnn_pack(&c->pack, b->out[0], b->in[1], b->in[0], workspace);
-    default:
-        return dnri_cudnn_pack(&c->pack, b->in[0], dw, b->in[1], workspace);
+    at.x = c->kind == DNRI_DGRAD ? b->out[0] : b->in[0];
+    at.w = c->kind != DNRI_WGRAD ? b->in[1] : c->dw ? workspace : b->out[0];
+    at.y = c->kind == DNRI_DGRAD ? b->in[0] : c->kind == DNRI_WGRAD ? b->in[1] : b->out[Y];
+    if (c->kind == DNRI_FPROP_STATS && !c->own_sums) {
+        at.sum = b->out[SUM];
+        at.sqsum = b->out[SQSUM];
     }
+    return dnri_cudnn_pack(&c->pack, &at);
+}
+
+/* Σ y and Σ y² by our kernels. Nobody reads those of a clone. */
+static void run_sums(const dnri_cuda_op *s)
+{
+    const conv *c = s->own;
+    if (!c->own_sums || s->op.clone)
+        return;
+    const k_norm_args a = {.type = (int)s->out[Y].dtype,
+                           .sms = s->dev->sms,
+                           .rows = dnri_count(&s->out[Y]) / s->out[Y].dim[3],
+                           .c = s->out[Y].dim[3],
+                           .x = s->at.out[Y],
+                           .sum = s->at.out[SUM],
+                           .sqsum = s->at.out[SQSUM]};
+    k_norm_stats(s->stream, &a, s->at.workspace);
 }
 
 static dnr_status run_cudnn(dnri_cuda_op *s)
@@ -51,6 +71,7 @@ static dnr_status run_cudnn(dnri_cuda_op *s)
     if (c->dw)
         k_widen(s->stream, (int)s->in[0].dtype, s->dev->sms, s->at.workspace, s->at.out[0],
                 dnri_count(&s->out[0]));
+    run_sums(s);
     return DNR_OK;
 }
 
@@ -58,12 +79,13 @@ static dnr_status run_direct(dnri_cuda_op *s)
 {
     const conv *c = s->own;
     void *const *in = s->at.in, *out = s->at.out[0];
-    if (c->kind == DNRI_FPROP)
+    if (c->kind == DNRI_FPROP || c->kind == DNRI_FPROP_STATS)
         k_conv_fprop(s->stream, &c->geometry, in[0], in[1], out);
     else if (c->kind == DNRI_DGRAD)
         k_conv_dgrad(s->stream, &c->geometry, in[0], in[1], out);
     else
         k_conv_wgrad(s->stream, &c->geometry, in[0], in[1], out);
+    run_sums(s);
     return DNR_OK;
 }
 
@@ -72,9 +94,9 @@ static dnri_conv_problem problem_of(dnri_conv_kind kind, const dnr_graph *g, con
 {
     const dnri_conv_attr *a = (const dnri_conv_attr *)op->attr;
     const dnr_desc *x = dnri_desc(g, kind == DNRI_DGRAD ? op->out[0] : op->in[0]);
-    const dnr_desc *y = dnri_desc(g, kind == DNRI_FPROP   ? op->out[0]
-                                     : kind == DNRI_DGRAD ? op->in[0]
-                                                          : op->in[1]);
+    const dnr_desc *y = dnri_desc(g, kind == DNRI_DGRAD   ? op->in[0]
+                                     : kind == DNRI_WGRAD ? op->in[1]
+                                                          : op->out[Y]);
     return (dnri_conv_problem){
         .kind = kind,
         .type = x->dtype,
@@ -95,19 +117,74 @@ static dnri_conv_problem problem_of(dnri_conv_kind kind, const dnr_graph *g, con
     };
 }
 
+/* A statistics pass as the tuner times it: y, then workspace, then sums, in its memory. */
+typedef struct pass {
+    k_norm_args a;
+    size_t y, workspace;
+} pass;
+
+static void time_sums(void *ctx, cudaStream_t s, void *memory)
+{
+    const pass *q = ctx;
+    k_norm_args a = q->a;
+    char *at = memory;
+    a.x = at;
+    a.sum = (float *)(at + q->y + q->workspace);
+    a.sqsum = a.sum + a.c;
+    k_norm_stats(s, &a, at + q->y);
+}
+
+/* The plan of a convolution with statistics: cuDNN's for both; or fprop's, where that and a pass of our own is
+ * faster or there is no other. Equal problems get one verdict: a clone has to repeat the bits. */
+static dnr_status choose_stats(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_plan **out)
+{
+    dnri_conv_problem fprop = *p;
+    dnri_conv_plan *both;
+    fprop.kind = DNRI_FPROP;
+    DNR_TRY(dnri_cudnn_choose(d, p, &both));
+    *out = both;
+    if (both->verdict == DNRI_ONE_PLAN)
+        return DNR_OK;
+    if (both->verdict == DNRI_UNJUDGED && both->plan && both->us == FLT_MAX) {
+        both->verdict = DNRI_ONE_PLAN;
+        return DNR_OK;
+    }
+    DNR_TRY(dnri_cudnn_choose(d, &fprop, out));
+    if (both->verdict == DNRI_UNJUDGED && both->plan) {
+        const int64_t rows = p->n * p->p * p->q;
+        pass q = {.a = {.type = (int)p->type, .sms = d->sms, .rows = rows, .c = p->k}};
+        q.y = (size_t)(rows * p->k) * dnri_dtype_size((dnr_dtype)p->type);
+        q.y = (q.y + 255) & ~(size_t)255;
+        q.workspace = k_norm_workspace(q.a.type, d->sms, p->k);
+        float us;
+        DNR_TRY(dnri_cuda_time(d, q.a.type, q.y + q.workspace + 2 * (size_t)p->k * sizeof(float),
+                               time_sums, &q, &us));
+        both->verdict = (*out)->us < FLT_MAX && us < FLT_MAX && (*out)->us + us < both->us
+                            ? DNRI_TWO_PASSES
+                            : DNRI_ONE_PLAN;
+        *out = both->verdict == DNRI_ONE_PLAN ? both : *out;
+    }
+    return DNR_OK;
+}
+
 static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_step *out)
 {
     dnri_cuda *d = dnri_cuda_of(dev);
     dnri_conv_problem p = problem_of(kind, g, op, o);
-    const dnri_conv_plan *plan;
+    dnri_conv_plan *plan;
     size_t dw = 0;
+    char impl[64];
     if (kind == DNRI_WGRAD && p.type != DNR_F32) {
         dw = (size_t)(p.k * p.kernel * p.kernel * p.c) * dnri_dtype_size((dnr_dtype)p.type);
         dw = (dw + 255) & ~(size_t)255;
         p.workspace_cap = (size_t)p.workspace_cap > dw ? p.workspace_cap - (int64_t)dw : 0;
     }
-    DNR_TRY(dnri_cudnn_choose(d, &p, &plan));
+    if (kind == DNRI_FPROP_STATS)
+        DNR_TRY(choose_stats(d, &p, &plan));
+    else
+        DNR_TRY(dnri_cudnn_choose(d, &p, &plan));
+    const bool own_sums = (int64_t)kind != plan->problem.kind;
     if (!plan->plan)
         dnri_log(DNR_LOG_WARN,
                  "%s (%s): cuDNN has no engine for %s, kernel %d, stride %d, within %zu MiB: plain "
@@ -118,14 +195,19 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
     if (!c)
         return DNR_FAIL_NOMEM();
     dnri_cuda_op *s;
-    dnr_status st =
-        dnri_cuda_lower(dev, g, op, plan->plan ? run_cudnn : run_direct, plan->plan && dw ? 2 : 1,
-                        plan->plan ? plan->impl : "direct", out, &s);
+    snprintf(impl, sizeof impl, "%s%.50s", own_sums ? "k_norm sums+" : "",
+             plan->plan ? plan->impl : "direct");
+    dnr_status st = dnri_cuda_lower(dev, g, op, plan->plan ? run_cudnn : run_direct,
+                                    plan->plan && dw         ? 2
+                                    : own_sums && !op->clone ? 3
+                                                             : 1,
+                                    impl, out, &s);
     if (st != DNR_OK) {
         free(c);
         return st;
     }
     *c = (conv){.kind = kind,
+                .own_sums = own_sums,
                 .plan = plan,
                 .geometry = {(int)p.type, d->sms, (int)p.n, (int)p.h, (int)p.w, (int)p.c, (int)p.p,
                              (int)p.q, (int)p.k, (int)p.kernel, (int)p.stride, (int)p.pad}};
@@ -136,6 +218,10 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
         s->prepare = prepare;
         out->workspace = dw + plan->workspace;
     }
+    if (own_sums) { /* after the convolution, so in the same place */
+        const size_t sums = k_norm_workspace((int)p.type, d->sms, p.k);
+        out->workspace = out->workspace > sums ? out->workspace : sums;
+    }
     return DNR_OK;
 }
 
@@ -143,6 +229,21 @@ static dnr_status lower_fprop(dnr_device *dev, const dnr_graph *g, const dnri_op
                               const dnri_lower_opts *o, dnri_step *out)
 {
     return lower(DNRI_FPROP, dev, g, op, o, out);
+}
+
+static dnr_status lower_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(DNRI_FPROP_STATS, dev, g, op, o, out);
+}
+
+/* Where cuDNN has precompiled engines: those for other types and numbers of channels are compiled at run time and
+ * slower than two passes, and sums are worse than moments where the mean is large. */
+static bool sums_pay(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    const dnr_desc *x = dnri_desc(g, op->in[0]), *w = dnri_desc(g, op->in[1]);
+    return x->dtype == DNR_F16 && x->dim[3] % 8 == 0 && w->dim[0] % 8 == 0 &&
+           dnri_cuda_of(dev)->cc >= 80;
 }
 
 static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
@@ -159,6 +260,7 @@ static dnr_status lower_wgrad(dnr_device *dev, const dnr_graph *g, const dnri_op
 
 const dnri_lowering dnri_cuda_conv[] = {
     {&dnri_def_conv, NULL, lower_fprop},
+    {&dnri_def_conv_stats, sums_pay, lower_stats},
     {&dnri_def_conv_dgrad, NULL, lower_dgrad},
     {&dnri_def_conv_wgrad, NULL, lower_wgrad},
     {0},

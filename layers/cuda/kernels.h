@@ -21,6 +21,7 @@ typedef struct k_norm_args {
     const float *gamma, *beta;
     float *mean, *invstd; /* k_norm_eval: running mean and variance */
     float *running_mean, *running_var;
+    float *sum, *sqsum; /* of x; else NULL */
     void *y;
     double eps, momentum;
     bool relu;
@@ -28,8 +29,11 @@ typedef struct k_norm_args {
 
 /* Bytes of workspace of k_norm_stats and k_norm_bwd. */
 size_t k_norm_workspace(int type, int sms, int64_t c);
-/* mean, invstd and the running statistics from x, in a fixed order */
+/* mean, invstd and the running statistics from x, in a fixed order; or only sum and sqsum, where there is room
+ * for them */
 void k_norm_stats(cudaStream_t s, const k_norm_args *a, void *workspace);
+/* mean, invstd, the running statistics and y from sum and sqsum */
+void k_norm_train(cudaStream_t s, const k_norm_args *a);
 /* y from mean and invstd; or from running statistics */
 void k_norm_apply(cudaStream_t s, const k_norm_args *a);
 void k_norm_eval(cudaStream_t s, const k_norm_args *a);

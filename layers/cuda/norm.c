@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR };                      /* in of the forward ops */
+enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR, SUM, SQSUM };          /* in of the forward ops */
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD }; /* in of norm.bwd */
 
 static int64_t rows_of(const dnr_desc *x)
@@ -32,15 +32,30 @@ static k_norm_args args_of(const dnri_cuda_op *s)
                          .relu = a->relu};
 }
 
-static dnr_status run_train(dnri_cuda_op *s)
+static k_norm_args train_args_of(const dnri_cuda_op *s)
 {
     k_norm_args a = args_of(s);
     a.running_mean = a.mean;
     a.running_var = a.invstd;
     a.mean = s->at.out[1];
     a.invstd = s->at.out[2];
+    return a;
+}
+
+static dnr_status run_train(dnri_cuda_op *s)
+{
+    k_norm_args a = train_args_of(s);
     k_norm_stats(s->stream, &a, s->at.workspace);
     k_norm_apply(s->stream, &a);
+    return DNR_OK;
+}
+
+static dnr_status run_train_from_sums(dnri_cuda_op *s)
+{
+    k_norm_args a = train_args_of(s);
+    a.sum = s->at.in[SUM];
+    a.sqsum = s->at.in[SQSUM];
+    k_norm_train(s->stream, &a);
     return DNR_OK;
 }
 
@@ -100,6 +115,8 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
 static dnr_status lower_train(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                               const dnri_lower_opts *o, dnri_step *out)
 {
+    if (op->n_in > SUM && op->in[SUM] >= 0)
+        return lower(dev, g, op, run_train_from_sums, 1, "k_norm apply of sums", out);
     return lower(dev, g, op, run_train, 3, "k_norm stats+apply", out);
 }
 

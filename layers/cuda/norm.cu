@@ -152,6 +152,11 @@ __global__ void __launch_bounds__(32 * FINISH) k_norm_stats_finish(finish_args f
     sq = finish_sum(sq);
     if (c >= f.c || threadIdx.y > 0)
         return;
+    if (f.a.sum) {
+        f.a.sum[c] = (float)sum;
+        f.a.sqsum[c] = (float)sq;
+        return;
+    }
     double n = (double)f.rows, mean = sum / n, var = sq / n - mean * mean;
     if (var < 0)
         var = 0;
@@ -164,23 +169,63 @@ __global__ void __launch_bounds__(32 * FINISH) k_norm_stats_finish(finish_args f
 
 /* ---------------------------------------------------------------- y */
 
-/* y = act((x − mean) · gamma · invstd + beta + residual). STATS false: mean and invstd are running statistics. */
+enum source { /* what a channel is normalised by */
+              FROM_SAVED,
+              FROM_RUNNING, /* a.mean and a.invstd are running mean and variance */
+              FROM_SUMS
+};
+
+/* mean and invstd of a thread's channels from their sums; one thread for each channel keeps them. Only the
+ * difference of squares needs fp64. */
+template <int N>
+__device__ void from_sums(const k_norm_args &a, const k_tile &t, float (&mean)[N],
+                          float (&invstd)[N])
+{
+    double over_m = 1 / (double)a.rows, m[N], var[N];
+    k_get_floats(a.sum + t.col * N, mean);
+    k_get_floats(a.sqsum + t.col * N, invstd);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        m[j] = mean[j] * over_m;
+        var[j] = invstd[j] * over_m - m[j] * m[j];
+        var[j] = var[j] < 0 ? 0 : var[j]; /* rounding apart it is no less; NaN stays */
+        mean[j] = (float)m[j];
+        invstd[j] = 1 / sqrtf((float)(var[j] + a.eps));
+    }
+    if (t.row > 0)
+        return;
+    k_put_floats(a.mean + t.col * N, mean);
+    k_put_floats(a.invstd + t.col * N, invstd);
+    double unbiased = (double)a.rows / (double)(a.rows - 1);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float *rm = &a.running_mean[t.col * N + j], *rv = &a.running_var[t.col * N + j];
+        *rm = (float)((1 - a.momentum) * *rm + a.momentum * m[j]);
+        *rv = (float)((1 - a.momentum) * *rv + a.momentum * var[j] * unbiased);
+    }
+}
+
+/* y = act((x − mean) · gamma · invstd + beta + residual) */
 template <class T, int N, bool RELU, bool ADD>
 __global__ void __launch_bounds__(APPLY_THREADS)
-    k_norm_apply_kernel(k_norm_args a, int vecs, bool stats, const T *__restrict__ x,
+    k_norm_apply_kernel(k_norm_args a, int vecs, source from, const T *__restrict__ x,
                         const T *__restrict__ residual, T *__restrict__ y)
 {
     const k_tile t(vecs, APPLY_THREADS);
     if (t.idle())
         return;
     float mean[N], scale[N], beta[N], spread[N];
-    k_get_floats(a.mean + t.col * N, mean);
-    k_get_floats(a.invstd + t.col * N, spread);
+    if (from == FROM_SUMS) {
+        from_sums(a, t, mean, spread);
+    } else {
+        k_get_floats(a.mean + t.col * N, mean);
+        k_get_floats(a.invstd + t.col * N, spread);
+    }
     k_get_floats(a.gamma + t.col * N, scale);
     k_get_floats(a.beta + t.col * N, beta);
 #pragma unroll
     for (int j = 0; j < N; j++)
-        scale[j] *= stats ? spread[j] : 1 / sqrtf(spread[j] + (float)a.eps);
+        scale[j] *= from == FROM_RUNNING ? 1 / sqrtf(spread[j] + (float)a.eps) : spread[j];
     int64_t step = t.stride * vecs * N, at = (t.row * vecs + t.col) * N;
     for (int64_t r = t.row; r < a.rows; r += t.stride * UNROLL, at += step * UNROLL) {
         k_vec<T, N> v[UNROLL], z[UNROLL];
@@ -441,37 +486,42 @@ void k_norm_stats(cudaStream_t s, const k_norm_args *a, void *workspace)
 }
 
 template <class T, int N, bool RELU, bool ADD>
-static void launch_apply(cudaStream_t s, const k_norm_args *a, bool stats)
+static void launch_apply(cudaStream_t s, const k_norm_args *a, source from)
 {
     k_norm_apply_kernel<T, N, RELU, ADD>
         <<<apply_grid<T, N>(a->sms, a->rows, a->c), APPLY_THREADS, 0, s>>>(
-            *a, (int)(a->c / N), stats, (const T *)a->x, (const T *)a->residual, (T *)a->y);
+            *a, (int)(a->c / N), from, (const T *)a->x, (const T *)a->residual, (T *)a->y);
 }
 
-static void apply(cudaStream_t s, const k_norm_args *a, bool stats)
+static void apply(cudaStream_t s, const k_norm_args *a, source from)
 {
     k_by_width(a->type, a->c, [&](auto t, auto n) {
         using T = decltype(t);
         constexpr int N = decltype(n)::value;
         if (a->relu && a->residual)
-            launch_apply<T, N, true, true>(s, a, stats);
+            launch_apply<T, N, true, true>(s, a, from);
         else if (a->relu)
-            launch_apply<T, N, true, false>(s, a, stats);
+            launch_apply<T, N, true, false>(s, a, from);
         else if (a->residual)
-            launch_apply<T, N, false, true>(s, a, stats);
+            launch_apply<T, N, false, true>(s, a, from);
         else
-            launch_apply<T, N, false, false>(s, a, stats);
+            launch_apply<T, N, false, false>(s, a, from);
     });
 }
 
 void k_norm_apply(cudaStream_t s, const k_norm_args *a)
 {
-    apply(s, a, true);
+    apply(s, a, FROM_SAVED);
 }
 
 void k_norm_eval(cudaStream_t s, const k_norm_args *a)
 {
-    apply(s, a, false);
+    apply(s, a, FROM_RUNNING);
+}
+
+void k_norm_train(cudaStream_t s, const k_norm_args *a)
+{
+    apply(s, a, FROM_SUMS);
 }
 
 void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,

@@ -13,18 +13,21 @@ typedef struct dnri_conv_plan {
     dnri_conv_problem problem;
     cudnnBackendDescriptor_t plan; /* NULL: cuDNN has none within these bounds */
     size_t workspace;
-    float us;      /* its time, or FLT_MAX where it was not timed */
+    float us; /* its time, or FLT_MAX where it was not timed */
+    /* FPROP_STATS, the layer's verdict: one plan does it; fprop and a pass of our own do; not judged yet */
+    enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES } verdict;
     char impl[64]; /* "cudnn eng67 k2=4,13=0": engine and knobs */
     dnri_cudnn_keep *keep;
 } dnri_conv_plan;
 
 /* ---- tune.c. Chosen once for each problem of a device, which owns the plan. */
-dnr_status dnri_cudnn_choose(dnri_cuda *d, const dnri_conv_problem *p, const dnri_conv_plan **out);
+dnr_status dnri_cudnn_choose(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_plan **out);
 void dnri_cudnn_drop_plans(dnri_cuda *d);
 /* Times `work`, which enqueues kernels on `s` over `bytes` of noise of `type`: as plans are. FLT_MAX where there
  * is no memory for it. */
 dnr_status dnri_cuda_time(dnri_cuda *d, int type, size_t bytes,
-                          void (*work)(void *ctx, cudaStream_t s, void *memory), void *ctx, float *us);
+                          void (*work)(void *ctx, cudaStream_t s, void *memory), void *ctx,
+                          float *us);
 
 /* ---- cudnn.c */
 /* Where plans are built: a handle, or (in tests) the properties of a device that is not there. */

@@ -50,6 +50,21 @@ static void conv_fprop(const ref_step *s)
     }
 }
 
+static void conv_stats(const ref_step *s)
+{
+    const int64_t K = s->out[0].dim[3], M = dnri_count(&s->out[0]) / K;
+    const double *y = s->at.out[0];
+    double *sum = s->at.out[1], *sqsum = s->at.out[2];
+    conv_fprop(s);
+    for (int64_t k = 0; k < K; k++) {
+        sum[k] = sqsum[k] = 0;
+        for (int64_t i = k; i < M * K; i += K) {
+            sum[k] += y[i];
+            sqsum[k] += y[i] * y[i];
+        }
+    }
+}
+
 /* dx[n,h,w,c] = Σ dy[n,p,q,k] · w[k,r,s,c] over p·stride − pad + r = h and q·stride − pad + s = w */
 static void conv_dgrad(const ref_step *s)
 {
@@ -133,7 +148,11 @@ static void shortcut_bwd(const ref_step *s)
 }
 
 const ref_row ref_conv_rows[] = {
-    {&dnri_def_conv, conv_fprop},           {&dnri_def_conv_dgrad, conv_dgrad},
-    {&dnri_def_conv_wgrad, conv_wgrad},     {&dnri_def_shortcut, shortcut_fprop},
-    {&dnri_def_shortcut_bwd, shortcut_bwd}, {NULL, NULL},
+    {&dnri_def_conv, conv_fprop},
+    {&dnri_def_conv_stats, conv_stats},
+    {&dnri_def_conv_dgrad, conv_dgrad},
+    {&dnri_def_conv_wgrad, conv_wgrad},
+    {&dnri_def_shortcut, shortcut_fprop},
+    {&dnri_def_shortcut_bwd, shortcut_bwd},
+    {NULL, NULL},
 };

@@ -4,7 +4,7 @@
 #include <math.h>
 
 /* Inputs of norm.train, .apply and .eval; of norm.bwd. */
-enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR };
+enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR, SUM, SQSUM };
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD };
 
 static const dnri_norm_attr *norm_attr(const ref_step *s)
@@ -35,15 +35,17 @@ static void norm_train(const ref_step *s)
     const double *x = s->at.in[X], m = norm_attr(s)->momentum;
     double *running_mean = s->at.in[MEAN], *running_var = s->at.in[VAR];
     double *saved_mean = s->at.out[1], *saved_invstd = s->at.out[2];
+    const double *given_sum = s->op.n_in > SUM ? s->at.in[SUM] : NULL,
+                 *given_sqsum = s->at.in[SQSUM];
     REF_PARALLEL
     for (int64_t c = 0; c < C; c++) {
         double mean = 0, var = 0;
-        for (int64_t i = c; i < M * C; i += C)
+        for (int64_t i = c; !given_sum && i < M * C; i += C)
             mean += x[i];
-        mean /= (double)M;
-        for (int64_t i = c; i < M * C; i += C)
+        mean = (given_sum ? given_sum[c] : mean) / (double)M;
+        for (int64_t i = c; !given_sum && i < M * C; i += C)
             var += (x[i] - mean) * (x[i] - mean);
-        var /= (double)M;
+        var = given_sum ? fmax(0, given_sqsum[c] / (double)M - mean * mean) : var / (double)M;
         saved_mean[c] = mean;
         saved_invstd[c] = 1 / sqrt(var + norm_attr(s)->eps);
         running_mean[c] = (1 - m) * running_mean[c] + m * mean;
