@@ -18,6 +18,7 @@ A large tensor `a` is kept as its norm and projections on random signs: p[k] = s
 of hash(0, "sign", i) (set: minus), i over the file's layout. The mean of (p[k](a) - p[k](b))^2 estimates ||a - b||^2.
 """
 
+import functools
 import json
 import os
 
@@ -42,6 +43,7 @@ def hashes(draw, name, n, start=0):
     return z ^ (z >> np.uint64(31))
 
 
+@functools.lru_cache(maxsize=200)
 def uniform(draw, name, n):
     return (hashes(draw, name, n) >> np.uint64(40)).astype(np.float64) / 2**24
 
@@ -162,3 +164,9 @@ def append_json(path, record):
 
 def read_json(path):
     return json.load(open(path)) if os.path.exists(path) else []
+
+
+def read_lines(path):
+    """The records of a JSON-lines file."""
+    with open(path) as f:
+        return [json.loads(line) for line in f]
