@@ -3,7 +3,6 @@
 #include "rig.h"
 #include "../layers/fuse.h"
 #include "../runtime/model.h"
-#include "../runtime/rewrite.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -194,12 +193,9 @@ typedef struct network {
     dnr_tid x, labels;
 } network;
 
-/* What network_open does to the graph after the gradient walk. */
-enum { ADDS = 1, STATS = 2, BLOCKS = 4 };
-
 /* `linear`: the first block has no last ReLU, so that the sum of its gradients has two readers: its norm
  * and its shortcut. */
-static void network_open(network *t, bool linear, int rewrites)
+static void network_open(network *t, bool linear, bool fused)
 {
     dnr_graph *g;
     rig_open(&t->r, ref, DNR_PRECISION_AUTO, true);
@@ -214,20 +210,14 @@ static void network_open(network *t, bool linear, int rewrites)
         char conv[8], norm[8];
         snprintf(conv, sizeof conv, "c%d", i + 1);
         snprintf(norm, sizeof norm, "b%d", i + 1);
-        dnri_graph_scope(g, 0, i);
         dnr_tid b = dnr_conv(g, conv, a, &(dnr_conv_opts){4, 3, 1, 1});
         a = dnr_norm(g, norm, b, a, &(dnr_norm_opts){.relu = i > 0 || !linear});
     }
-    dnri_graph_scope(g, -1, -1);
     a = dnr_dense(g, "fc", dnr_global_avg_pool(g, "pool", a), 3);
     OK(dnri_model_loss(g, a, t->labels, 0.1, 0.5));
     OK(dnri_graph_backward(g));
-    if (rewrites & ADDS)
+    if (fused)
         OK(dnri_fuse_gradient_add(g));
-    if (rewrites & STATS)
-        OK(dnri_fuse_statistics(g, ref));
-    if (rewrites & BLOCKS)
-        OK(dnri_rewrite_recompute(g, DNR_RECOMPUTE_BLOCK));
 }
 
 static int count_ops(const dnr_graph *g, const dnri_op_def *def)
@@ -238,21 +228,12 @@ static int count_ops(const dnr_graph *g, const dnri_op_def *def)
     return n;
 }
 
-static int position(const dnr_graph *g, const dnri_op_def *def, const char *name)
-{
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        if (dnri_graph_op_c(g, i)->def == def && strcmp(dnri_graph_op_c(g, i)->name, name) == 0)
-            return i;
-    return -1;
-}
-
-/* The gradients of all parameters, then the running statistics. */
-static void network_grads(bool linear, int rewrites, double **grad, int64_t *n)
+static void network_grads(bool linear, bool fused, double **grad, int64_t *n)
 {
     static const double labels[] = {2, 0};
     network t;
-    network_open(&t, linear, rewrites);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_add), rewrites & ADDS ? linear : 2);
+    network_open(&t, linear, fused);
+    assert_int_equal(count_ops(t.r.g, &dnri_def_add), fused ? linear : 2);
     rig_plan(&t.r, true, false);
     rig_bind(&t.r);
     OK(dnri_store_init(t.r.store, 5));
@@ -260,13 +241,10 @@ static void network_grads(bool linear, int rewrites, double **grad, int64_t *n)
     fill(&t.r, t.x, 1, 0);
     rig_write(&t.r, t.labels, labels);
     rig_run(&t.r);
-    const int64_t flat = dnri_params_flat(t.r.params), buffers = dnri_params_buffers(t.r.params);
-    *n = flat + buffers;
+    *n = dnri_params_flat(t.r.params);
     *grad = malloc((size_t)*n * sizeof **grad);
     OK(dnri_copy_now(ref, *grad, dnri_store_ptr(t.r.store, DNRI_GRAD, -1),
-                     (size_t)flat * sizeof **grad));
-    OK(dnri_copy_now(ref, *grad + flat, dnri_store_ptr(t.r.store, DNRI_BUFFER, -1),
-                     (size_t)buffers * sizeof **grad));
+                     (size_t)*n * sizeof **grad));
     rig_close(&t.r);
 }
 
@@ -275,8 +253,8 @@ static void test_gradient_add_fusion(void **state)
     for (int linear = 0; linear < 2; linear++) {
         double *plain, *fused;
         int64_t n, m;
-        network_grads(linear, 0, &plain, &n);
-        network_grads(linear, ADDS, &fused, &m);
+        network_grads(linear, false, &plain, &n);
+        network_grads(linear, true, &fused, &m);
         assert_int_equal(n, m);
         assert_true(rig_error(fused, plain, n) < 1e-13);
         free(plain);
@@ -315,65 +293,12 @@ static void test_fusion_limits(void **state)
     }
 }
 
-/* Sums out of the convolution are statistics, to rounding; and recomputing changes no bit of what they lead to. */
-static void test_statistics_fusion(void **state)
+static int position(const dnr_graph *g, const dnri_op_def *def, const char *name)
 {
-    for (int linear = 0; linear < 2; linear++) {
-        double *plain, *fused, *remade;
-        int64_t n, m, k;
-        network_grads(linear, 0, &plain, &n);
-        network_grads(linear, ADDS | STATS, &fused, &m);
-        network_grads(linear, ADDS | STATS | BLOCKS, &remade, &k);
-        assert_true(n == m && n == k);
-        assert_true(rig_error(fused, plain, n) < 1e-12);
-        assert_memory_equal(fused, remade, (size_t)n * sizeof *fused);
-        free(plain);
-        free(fused);
-        free(remade);
-    }
-}
-
-static void test_statistics_graph(void **state)
-{
-    network t;
-    network_open(&t, false, STATS | BLOCKS);
-    int clones = 0;
-    for (int i = 0; i < dnri_graph_ops(t.r.g); i++) {
-        const dnri_op *op = dnri_graph_op_c(t.r.g, i);
-        assert_ptr_not_equal(op->def, &dnri_def_conv);
-        if (op->def == &dnri_def_norm_train)
-            assert_true(op->n_in == 8 && op->in[6] >= 0 && op->in[7] >= 0);
-        clones += op->clone && op->def == &dnri_def_conv_stats;
-    }
-    assert_int_equal(count_ops(t.r.g, &dnri_def_conv_stats), 3 + clones);
-    assert_int_equal(clones, 1); /* the block that backward visits first is left alone */
-    const dnri_op *op = dnri_graph_op_c(t.r.g, position(t.r.g, &dnri_def_conv_stats, "c1"));
-    assert_true(op->def->flops(t.r.g, op) == 2.0 * 2 * 6 * 6 * 4 * 9 * 4);
-    rig_close(&t.r);
-}
-
-/* A convolution stays plain where something else reads y too, where y is a norm's residual, and on a device that
- * lacks the pair. */
-static void test_statistics_limits(void **state)
-{
-    enum { SOLE, READ, RESIDUAL, LACKING, MODES };
-    dnr_device *cpu;
-    OK(dnr_device_open("cpu", &cpu));
-    for (int mode = 0; mode < MODES; mode++) {
-        rig r;
-        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
-        const dnr_tid x = rig_leaf(&r, "x", dnri_desc4(DNR_F64, 2, 3, 3, 4));
-        const dnr_tid y = dnr_conv(r.g, "c", x, &(dnr_conv_opts){4, 3, 1, 1});
-        dnr_norm(r.g, "b", mode == RESIDUAL ? x : y, mode == RESIDUAL ? y : DNRI_NONE,
-                 &(dnr_norm_opts){.relu = true});
-        if (mode == READ)
-            dnri_add(r.g, "a", y, x);
-        OK(dnri_fuse_statistics(r.g, mode == LACKING ? cpu : ref));
-        assert_int_equal(count_ops(r.g, &dnri_def_conv_stats), mode == SOLE);
-        assert_int_equal(dnri_graph_op_c(r.g, 1)->n_in, mode == SOLE ? 8 : 6);
-        rig_close(&r);
-    }
-    dnr_device_close(cpu);
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        if (dnri_graph_op_c(g, i)->def == def && strcmp(dnri_graph_op_c(g, i)->name, name) == 0)
+            return i;
+    return -1;
 }
 
 static void test_gradient_order(void **state)
@@ -549,9 +474,6 @@ int main(void)
         cmocka_unit_test(test_recompute_clone),
         cmocka_unit_test(test_gradient_add_fusion),
         cmocka_unit_test(test_fusion_limits),
-        cmocka_unit_test(test_statistics_fusion),
-        cmocka_unit_test(test_statistics_graph),
-        cmocka_unit_test(test_statistics_limits),
         cmocka_unit_test(test_gradient_order),
         cmocka_unit_test(test_evaluation_graph),
         cmocka_unit_test(test_flops),
