@@ -345,3 +345,16 @@ const dnr_loader_opts *dnr_loader_get_opts(const dnr_loader *l)
 {
     return &l->o;
 }
+
+dnr_status dnr_loader_open_at(const dnr_loader *l, int64_t position, dnr_loader **out)
+{
+    dnr_loader_opts o = l->o;
+    o.start = position - o.rank * o.batch;
+    return dnr_loader_open(l->src, l->dev, &o, out);
+}
+
+const char *dnr_loader_sample_name(const dnr_loader *l, const dnr_batch *b, int64_t i)
+{
+    int64_t sample = i >= 0 && i < l->o.batch ? l->slot[b->index].sample[i] : -1;
+    return sample >= 0 ? l->src->ops->name(l->src, sample) : NULL;
+}

@@ -76,16 +76,14 @@ dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o)
     }
     if (!o->last)
         return DNR_OK;
-    if (o->sgd.scaled || o->sgd.clip_norm > 0)
-        DNR_TRY(
-            dnri_emit(g, &dnri_def_grad_stat, "update", NULL, 0, 1, &grad, 1, (dnr_tid[]){state}));
+    DNR_TRY(dnri_emit(g, &dnri_def_grad_stat, "update", NULL, 0, 1, &grad, 1, (dnr_tid[]){state}));
     const dnri_numerics *num = dnri_graph_numerics(g);
     dnr_tid out[] = {dnri_slab_tensor(g, DNRI_MASTER), dnri_slab_tensor(g, DNRI_MOMENTUM),
                      num->compute == num->master ? DNRI_NONE : dnri_slab_tensor(g, DNRI_WEIGHT)};
     DNR_TRY(dnri_emit(g, &dnri_def_sgd, "update", &o->sgd, sizeof o->sgd, 3,
                       (dnr_tid[]){grad, header, state}, 3, out));
     if (o->ema > 0) {
-        dnri_ema_attr ema = {o->ema, o->sgd.scaled};
+        dnri_ema_attr ema = {o->ema};
         dnr_tid from[] = {out[0], dnri_slab_tensor(g, DNRI_BUFFER), state};
         dnr_tid to[] = {dnri_slab_tensor(g, DNRI_EMA), dnri_slab_tensor(g, DNRI_EMA_BUFFER)};
         DNR_TRY(dnri_emit(g, &dnri_def_ema, "update", &ema, sizeof ema, 3, from, 2, to));

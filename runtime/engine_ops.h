@@ -18,18 +18,20 @@ dnr_status dnri_ingest(dnr_graph *g, const dnri_ingest_attr *a, dnr_tid *x, dnr_
 /* grad.fold: in {GRAD, HEADER}, out {GSUM}. gsum ← first ? grad : gsum + grad. */
 extern const dnri_op_def dnri_def_grad_fold;
 
-/* grad.stat: in {GRAD or GSUM}, out {STATE}. state.found_inf ← any element not finite (0 or 1);
+/* grad.stat: in {GRAD or GSUM}, out {STATE}. state.found_inf ← any element not finite (0 or 1); once
+ * set it stays so where state.loss_scale ≤ 1: then no step is left that could be better (diagnose.c).
  * state.grad_sqsum ← Σ (g / loss_scale)², in double or by pairwise fp32 sums, in a fixed order. */
 extern const dnri_op_def dnri_def_grad_stat;
 
 /* sgd: in {GRAD or GSUM, HEADER, STATE}, out {MASTER, MOMENTUM, WEIGHT or NONE where it aliases
- * MASTER}. PyTorch's SGD (dampening 0), skipped whole when attr.scaled and state.found_inf: g ←
+ * MASTER}. PyTorch's SGD (dampening 0), skipped whole when state.found_inf: g ←
  * grad / loss_scale; if clip: g ← g · min(1, clip / (sqrt(grad_sqsum) + 1e-6)) d ← g + decay·w
  * (parameters that decay); v ← momentum·v + d; w ← w − lr·(nesterov ? d + momentum·v : v) weight ←
  * w in the compute type */
 typedef struct dnri_sgd_attr {
     double momentum, weight_decay, clip_norm; /* clip_norm 0 = off */
-    bool nesterov, decay_norm_bias, scaled;
+    bool nesterov, decay_norm_bias;
+    bool scaled; /* the loss is: for the scaler */
 } dnri_sgd_attr;
 extern const dnri_op_def dnri_def_sgd;
 
@@ -38,7 +40,6 @@ extern const dnri_op_def dnri_def_sgd;
  * use_buffers. */
 typedef struct dnri_ema_attr {
     double decay; /* 0 = off */
-    bool scaled;
 } dnri_ema_attr;
 extern const dnri_op_def dnri_def_ema;
 
@@ -50,8 +51,7 @@ typedef struct dnri_scaler_attr {
 } dnri_scaler_attr;
 extern const dnri_op_def dnri_def_scaler;
 
-/* Emits what follows backward in the `last` program: fold (accumulate > 1), stat (scaled or
- * clipping), sgd, ema (where it has a decay), scaler. In the `micro` program only the fold. */
+/* Emits what follows backward in the `last` program: fold (accumulate > 1), stat, sgd, ema (where it has a decay), scaler. In the `micro` program only the fold. */
 typedef struct dnri_update_opts {
     dnri_sgd_attr sgd;
     bool sums; /* accumulate > 1 */

@@ -26,7 +26,7 @@ typedef struct dnri_state {
     /* optimizer: grad.stat writes, sgd reads, scaler.update advances */
     double grad_sqsum; /* of the unscaled gradients, when clipping */
     float loss_scale;  /* 1 where unused. PyTorch's GradScaler */
-    int32_t found_inf; /* a gradient of this step is not finite */
+    int32_t found_inf; /* a gradient of this step is not finite; sticks where loss_scale ≤ 1 */
     int32_t growth;    /* good steps since the scale last changed */
     int32_t unused;
     int64_t steps;    /* optimizer steps attempted */

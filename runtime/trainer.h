@@ -27,6 +27,15 @@ typedef struct dnri_pinned {
     dnri_state eval;
 } dnri_pinned;
 
+/* A step that was enqueued, and where its batches came from. */
+typedef struct dnri_issued {
+    int64_t samples; /* seen with it */
+    double lr;
+    dnr_loader *loader; /* NULL: batches of the caller's */
+    int64_t position;   /* of its first batch in the loader's stream */
+    int64_t fed;        /* batches fed with it */
+} dnri_issued;
+
 struct dnr_trainer {
     dnr_device *dev;
     dnr_trainer_opts
@@ -47,10 +56,8 @@ struct dnr_trainer {
     int64_t fed;                /* batches so far, of any program */
 
     int64_t steps, samples; /* enqueued */
-    struct {
-        int64_t samples;
-        double lr;
-    } issued[2]; /* of the last two steps */
+    dnri_issued issued[2];   /* the last two steps */
+    dnr_error *lost;         /* why training cannot go on; NULL: it can */
 };
 
 /* Checks the options, fills in defaults and copies the names. */
@@ -63,6 +70,9 @@ dnr_status dnri_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts,
 dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics *out);
 /* Takes up a run after its step `state->steps` and that many samples: the next step follows. */
 dnr_status dnri_trainer_go_on(dnr_trainer *t, const dnri_state *state, int64_t samples);
+/* Step `step` (from 0), whose state is `s`, had gradients that are not finite: runs it again op by op, says
+ * which was the first, and fails. */
+dnr_status dnri_trainer_diagnose(dnr_trainer *t, int64_t step, const dnri_state *s);
 /* Adds a batch of the caller's to an evaluation, or starts one; waits for it. */
 dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval_result *out);
 

@@ -7,6 +7,7 @@
  * buffer it is about to fill, for the slot's copy (so that the slot can go back to the loader), and for the
  * state of the step before. All waits are bounded. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "slot.h"
 #include "trainer.h"
@@ -66,6 +67,10 @@ static dnr_status describe(dnr_trainer *t, int64_t n, dnr_metrics *out)
     int r = (int)(n & 1);
     DNR_TRY(wait_for(t, MARK_STATE + r, "a training step"));
     const dnri_state *s = &t->pinned->state[r];
+    if (t->lost)
+        return dnri_fail_as(t->lost);
+    if (s->found_inf && s->loss_scale * (t->num.scaled ? 1 / DNRI_SCALE_BACKOFF : 1) <= 1)
+        return dnri_trainer_diagnose(t, n, s);
     double samples = s->samples > 0 ? (double)s->samples : NAN;
     *out = (dnr_metrics){.step = s->steps,
                          .samples = t->issued[r].samples,
@@ -91,13 +96,12 @@ static dnr_status feed_training(dnr_trainer *t, int64_t i, void *slot, double lr
     return feed(t, i + 1 < t->o.accumulate ? DNRI_MICRO : DNRI_LAST, slot, lr, i == 0);
 }
 
-static dnr_status end_step(dnr_trainer *t, double lr)
+static dnr_status end_step(dnr_trainer *t, double lr, dnr_loader *l, int64_t position)
 {
     int r = (int)(t->steps & 1);
     DNR_TRY(copy_state(t, &t->pinned->state[r], MARK_STATE + r));
     t->samples += t->o.batch * t->o.accumulate;
-    t->issued[r].samples = t->samples;
-    t->issued[r].lr = lr;
+    t->issued[r] = (dnri_issued){t->samples, lr, l, position, t->fed};
     t->steps++;
     return DNR_OK;
 }
@@ -127,14 +131,16 @@ dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out)
 {
     DNR_TRY(check_loader(t, l, true));
     double lr = learning_rate(t);
+    int64_t position = 0;
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         dnr_batch b;
         DNR_TRY(dnr_loader_next(l, &b, NULL));
+        position = i ? position : b.position;
         dnr_status s = feed_training(t, i, b.slot, lr);
         dnr_loader_release(l, &b);
         DNR_TRY(s);
     }
-    DNR_TRY(end_step(t, lr));
+    DNR_TRY(end_step(t, lr, l, position));
     return describe(t, t->steps - 2, out);
 }
 
@@ -162,7 +168,7 @@ dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dn
         DNR_TRY(check_batch(&b[i], t->o.batch, t->o.image));
     for (int64_t i = 0; i < n; i++)
         DNR_TRY(feed_training(t, i, b[i].slot, lr));
-    DNR_TRY(end_step(t, lr));
+    DNR_TRY(end_step(t, lr, NULL, 0));
     return describe(t, t->steps - 2, out);
 }
 
@@ -176,7 +182,7 @@ dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics 
     double lr = learning_rate(t);
     for (int64_t i = 0; i < t->o.accumulate; i++)
         DNR_TRY(feed_training(t, i, slots[i], lr));
-    DNR_TRY(end_step(t, lr));
+    DNR_TRY(end_step(t, lr, NULL, 0));
     return dnr_trainer_finish(t, out);
 }
 
@@ -188,8 +194,10 @@ dnr_status dnri_trainer_go_on(dnr_trainer *t, const dnri_state *state, int64_t s
     DNR_TRY(copy_state(t, &t->pinned->state[r], MARK_STATE + r));
     t->steps = state->steps;
     t->samples = samples - global;
-    t->issued[r].lr = learning_rate(t);
-    t->issued[r].samples = t->samples = samples;
+    t->issued[r] = (dnri_issued){.samples = samples, .lr = learning_rate(t), .fed = t->fed};
+    t->samples = samples;
+    free(t->lost);
+    t->lost = NULL;
     return DNR_OK;
 }
 

@@ -286,13 +286,15 @@ static void divergence(void **state)
     fails(1,
           "train quickstart.cfg device=cpu --out lost optim.lr=1e6 optim.warmup=0 "
           "optim.weight_decay=100 run.log_every=1",
-          "had no finite loss", "lower optim.lr");
+          "conv.fprop of layer", "lower optim.lr");
+    has(err_text, "samples: digits.tar:train/");
     json_t *list = metrics("lost"), *r;
     size_t i;
-    int nulls = 0;
-    json_array_foreach(list, i, r) nulls += json_is_null(json_object_get(r, "loss"));
-    assert_true(nulls > 10);
+    assert_true(json_array_size(list) >= 1);
+    json_array_foreach(list, i, r) assert_true(json_is_number(json_object_get(r, "loss")));
     json_decref(list);
+    fails(1, "train quickstart.cfg device=cpu --out lost2 data.std=1e-39",
+          "step 1: ingest of input gives input.x fp32[64,8,8,3]", "correct data.mean and data.std");
 }
 
 static void bad_pictures_are_reported(void **state)

@@ -11,8 +11,6 @@
 #include <string.h>
 
 enum {
-    LOST_STEPS =
-        50, /* useless steps in a row that end a run: more than any loss scale needs to come down */
     BAD_SHOWN =
         10, /* bad pictures named on the screen at the end of an epoch; all are in metrics.jsonl */
 };
@@ -55,8 +53,7 @@ typedef struct loop {
     dnr_eval_result last, last_ema;
     int64_t saved; /* step of the last checkpoint; < 0: none */
     double saved_time;
-    int64_t bad[2];  /* pictures reported, training and validation */
-    int64_t useless; /* steps in a row without a finite loss, or skipped */
+    int64_t bad[2]; /* pictures reported, training and validation */
 } loop;
 
 static double epoch_of(const loop *l, int64_t samples)
@@ -134,15 +131,6 @@ static dnr_status write_record(loop *l)
     return rundir_record(l->dir, j, l->err);
 }
 
-static dnr_status lost(loop *l)
-{
-    tool_fail(l->err, DNR_EFAIL, "training",
-              "the last %d steps, up to step %lld, had no finite loss or gradient", LOST_STEPS,
-              (long long)l->m.step);
-    return tool_remedy(l->err, "lower optim.lr or lengthen optim.warmup; set train.clip_norm; or "
-                               "train.precision=bf16 or fp32");
-}
-
 /* Takes note of a described step. */
 static dnr_status note(loop *l, const dnr_metrics *m)
 {
@@ -158,7 +146,6 @@ static dnr_status note(loop *l, const dnr_metrics *m)
                 (double)(m->samples - l->m.samples),
                 now - l->last_time,
                 stats.wait_s - l->last_wait};
-    l->useless = !isfinite(m->loss) || m->skipped > l->m.skipped ? l->useless + 1 : 0;
     l->m = *m;
     l->seen = m->step;
     l->last_time = now;
@@ -168,8 +155,6 @@ static dnr_status note(loop *l, const dnr_metrics *m)
     if (!isfinite(l->recent.loss))
         l->recent = (sums){0};
     add(&l->recent, &one);
-    if (l->useless >= LOST_STEPS)
-        return lost(l);
     if (screen_due(now))
         show_progress(l, now);
     return m->step % l->s->cfg.run.log_every == 0 ? write_record(l) : DNR_OK;
@@ -319,12 +304,12 @@ static dnr_eval_result eval_of(const json_t *j)
 /* What the loop itself has to remember, so that records go on as if nothing had happened. */
 static char *loop_note(const loop *l)
 {
-    json_t *j = json_pack(
-        "{s:f, s:I, s:I, s:i, s:I, s:o, s:o, s:o, s:o, s:f, s:f}", "best", l->best, "best_epoch",
-        (json_int_t)l->best_epoch, "best_step", (json_int_t)l->best_step, "evals", l->evals,
-        "useless", (json_int_t)l->useless, "last", eval_json(&l->last), "last_ema",
-        eval_json(&l->last_ema), "window", sums_json(&l->window), "recent", sums_json(&l->recent),
-        "seconds", tool_now() - l->started, "eval_seconds", l->eval_seconds);
+    json_t *j = json_pack("{s:f, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:f, s:f}", "best", l->best,
+                          "best_epoch", (json_int_t)l->best_epoch, "best_step",
+                          (json_int_t)l->best_step, "evals", l->evals, "last", eval_json(&l->last),
+                          "last_ema", eval_json(&l->last_ema), "window", sums_json(&l->window),
+                          "recent", sums_json(&l->recent), "seconds", tool_now() - l->started,
+                          "eval_seconds", l->eval_seconds);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     return text;
@@ -344,7 +329,6 @@ static dnr_status take_up(loop *l, const dnr_checkpoint *from)
         l->best_epoch = json_integer_value(json_object_get(j, "best_epoch"));
         l->best_step = json_integer_value(json_object_get(j, "best_step"));
         l->evals = (int)json_integer_value(json_object_get(j, "evals"));
-        l->useless = json_integer_value(json_object_get(j, "useless"));
         l->last = eval_of(json_object_get(j, "last"));
         l->last_ema = eval_of(json_object_get(j, "last_ema"));
         l->window = sums_of(json_object_get(j, "window"));

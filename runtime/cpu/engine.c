@@ -173,7 +173,10 @@ static dnr_status stat_run(void *ctx)
     double sum = 0;
     for (int i = 0; i < s->slices; i++)
         sum += ((const double *)s->b.workspace)[i];
-    state->found_inf = !isfinite(sum); /* the square of a finite float is finite in double */
+    if (!isfinite(sum)) /* the square of a finite float is finite in double */
+        state->found_inf = 1;
+    else if (state->loss_scale > 1)
+        state->found_inf = 0;
     state->grad_sqsum = sum / ((double)state->loss_scale * (double)state->loss_scale);
     return DNR_OK;
 }
@@ -222,7 +225,7 @@ static dnr_status sgd_run(void *ctx)
     sgd *s = ctx;
     const dnri_header *h = s->f.b.in[1];
     const dnri_state *state = s->f.b.in[2];
-    if (s->a.scaled && state->found_inf)
+    if (state->found_inf)
         return DNR_OK;
     double scale = 1 / (double)state->loss_scale;
     if (s->a.clip_norm > 0)
@@ -284,7 +287,7 @@ static dnr_status ema_run(void *ctx)
 {
     ema *s = ctx;
     const dnri_state *state = s->f.b.in[2];
-    if (s->a.scaled && state->found_inf)
+    if (state->found_inf)
         return DNR_OK;
     dnri_slices(s->f.slices, s->f.blocks, ema_slice, s);
     dnri_slices(1, s->buffer_blocks, ema_buffers, s);

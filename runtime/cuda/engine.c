@@ -81,8 +81,7 @@ static dnr_status run_sgd(dnri_cuda_op *s)
                        .mu = (float)a->momentum,
                        .weight_decay = (float)a->weight_decay,
                        .clip = a->clip_norm,
-                       .nesterov = a->nesterov,
-                       .scaled = a->scaled};
+                       .nesterov = a->nesterov};
     k_sgd(s->stream, (int)(s->op.out[2] < 0 ? DNR_F32 : s->out[2].dtype), s->dev->sms, &args);
     return DNR_OK;
 }
@@ -117,8 +116,8 @@ static dnr_status run_ema(dnri_cuda_op *s)
 {
     const dnri_ema_attr *a = (const dnri_ema_attr *)s->op.attr;
     for (int k = 0; k < 2; k++)
-        k_ema(s->stream, s->dev->sms, (float)(1 - a->decay), a->scaled, s->at.in[2], s->at.in[k],
-              s->at.out[k], dnri_count(&s->in[k]));
+        k_ema(s->stream, s->dev->sms, (float)(1 - a->decay), s->at.in[2], s->at.in[k], s->at.out[k],
+              dnri_count(&s->in[k]));
     return DNR_OK;
 }
 
@@ -141,12 +140,8 @@ static dnr_status lower_scaler(dnr_device *dev, const dnr_graph *g, const dnri_o
 }
 
 const dnri_lowering dnri_cuda_engine[] = {
-    {&dnri_def_ingest, NULL, lower_ingest},
-    {&dnri_def_add, NULL, lower_add},
-    {&dnri_def_grad_fold, NULL, lower_fold},
-    {&dnri_def_grad_stat, NULL, lower_stat},
-    {&dnri_def_sgd, NULL, lower_sgd},
-    {&dnri_def_ema, NULL, lower_ema},
-    {&dnri_def_scaler, NULL, lower_scaler},
-    {0},
+    {&dnri_def_ingest, NULL, lower_ingest},  {&dnri_def_add, NULL, lower_add},
+    {&dnri_def_grad_fold, NULL, lower_fold}, {&dnri_def_grad_stat, NULL, lower_stat},
+    {&dnri_def_sgd, NULL, lower_sgd},        {&dnri_def_ema, NULL, lower_ema},
+    {&dnri_def_scaler, NULL, lower_scaler},  {0},
 };

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(THREADS)
     p = block_sum(p);
     if (threadIdx.x == 0) {
         state->grad_sqsum = p.sqsum;
-        state->found_inf = p.bad != 0;
+        state->found_inf = p.bad != 0 || (state->found_inf && state->loss_scale <= 1);
     }
 }
 
@@ -206,7 +206,7 @@ void k_stat(cudaStream_t s, int sms, const float *grad, int64_t n, k_stat_part *
 template <class T, bool WEIGHT>
 __global__ void __launch_bounds__(THREADS) k_sgd_kernel(k_sgd_args a)
 {
-    if (a.scaled && a.state->found_inf)
+    if (a.state->found_inf)
         return;
     float lr = (float)a.header->lr, factor = 1.0f / a.state->loss_scale;
     if (a.clip > 0) {
@@ -249,9 +249,9 @@ void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a)
 }
 
 __global__ void __launch_bounds__(THREADS)
-    k_ema_kernel(float share, bool scaled, const dnri_state *state, const float *w, float *e, int64_t n)
+    k_ema_kernel(float share, const dnri_state *state, const float *w, float *e, int64_t n)
 {
-    if (scaled && state->found_inf)
+    if (state->found_inf)
         return;
     for (int64_t i = first_item(); i * 4 < n; i += item_stride()) {
         k_vec<float, 4> from = *(const k_vec<float, 4> *)(w + i * 4);
@@ -263,11 +263,11 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-void k_ema(cudaStream_t s, int sms, float share, bool scaled, const dnri_state *state,
-           const float *w, float *e, int64_t n)
+void k_ema(cudaStream_t s, int sms, float share, const dnri_state *state, const float *w, float *e,
+           int64_t n)
 {
     unsigned grid = k_blocks(n / 4, THREADS, 16 * sms);
-    k_ema_kernel<<<grid, THREADS, 0, s>>>(share, scaled, state, w, e, n);
+    k_ema_kernel<<<grid, THREADS, 0, s>>>(share, state, w, e, n);
 }
 
 __global__ void k_scaler_kernel(bool scaled, dnri_state *state)

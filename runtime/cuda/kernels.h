@@ -30,7 +30,7 @@ typedef struct k_sgd_args {
     int64_t n;                  /* elements, a multiple of DNRI_PARAM_ALIGN */
     float mu, weight_decay;
     double clip; /* 0 = off */
-    bool nesterov, scaled;
+    bool nesterov;
 } k_sgd_args;
 
 /* cudaSuccess when this build has code for the current device. */
@@ -49,9 +49,9 @@ void k_fold(cudaStream_t s, int sms, const float *grad, const dnri_header *h, fl
 void k_stat(cudaStream_t s, int sms, const float *grad, int64_t n, k_stat_part *part,
             dnri_state *state);
 void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a);
-/* e += share · (w − e), n elements (a multiple of 4); nothing where `scaled` and the step overflowed. */
-void k_ema(cudaStream_t s, int sms, float share, bool scaled, const dnri_state *state,
-           const float *w, float *e, int64_t n);
+/* e += share · (w − e), n elements (a multiple of 4); nothing where the step overflowed. */
+void k_ema(cudaStream_t s, int sms, float share, const dnri_state *state, const float *w, float *e,
+           int64_t n);
 void k_scaler(cudaStream_t s, bool scaled, dnri_state *state);
 /* Uniform values in (−1, 1) · scale, for the tuner. */
 void k_noise(cudaStream_t s, int type, int sms, void *x, int64_t n, float scale);

@@ -38,7 +38,7 @@ static void grad_stat(const ref_step *s)
 {
     const double *g = s->at.in[0];
     dnri_state *state = s->at.out[0];
-    state->found_inf = 0;
+    state->found_inf &= state->loss_scale <= 1;
     state->grad_sqsum = 0;
     for (int64_t i = 0; i < s->flat; i++) {
         const double v = g[i] / (double)state->loss_scale;
@@ -54,7 +54,7 @@ static void sgd(const ref_step *s)
     const dnri_state *state = s->at.in[2];
     double *w = s->at.out[0], *v = s->at.out[1]; /* WEIGHT is an alias of MASTER here */
     double factor = 1 / (double)state->loss_scale;
-    if (a->scaled && state->found_inf)
+    if (state->found_inf)
         return;
     if (a->clip_norm > 0)
         factor *= fmin(1, a->clip_norm / (sqrt(state->grad_sqsum) + 1e-6));
@@ -69,7 +69,7 @@ static void sgd(const ref_step *s)
 static void ema(const ref_step *s)
 {
     const dnri_ema_attr *a = (const dnri_ema_attr *)s->op.attr;
-    if (a->scaled && ((const dnri_state *)s->at.in[2])->found_inf)
+    if (((const dnri_state *)s->at.in[2])->found_inf)
         return;
     for (int k = 0; k < 2; k++) {
         const double *w = s->at.in[k];
