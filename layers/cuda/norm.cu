@@ -4,7 +4,11 @@
 
 #include "../../runtime/cuda/vec.cuh"
 
-/* The sums run one large block on each multiprocessor, the elementwise passes two small ones: enough bytes in
+/* Convolutions and sums go through memory from its start, elementwise passes from its end: what was touched last is
+ * still in the L2 cache (50 MB on an H200, a good part of most layers), and the convolution that follows begins where
+ * the pass ended.
+ *
+ * The sums run one large block on each multiprocessor, the elementwise passes two small ones: enough bytes in
  * flight, and the fewest partials. */
 #define SUM_THREADS   512
 #define APPLY_THREADS 256
@@ -226,7 +230,7 @@ __global__ void __launch_bounds__(APPLY_THREADS)
 #pragma unroll
     for (int j = 0; j < N; j++)
         scale[j] *= from == FROM_RUNNING ? 1 / sqrtf(spread[j] + (float)a.eps) : spread[j];
-    int64_t step = t.stride * vecs * N, at = (t.row * vecs + t.col) * N;
+    int64_t step = -t.stride * vecs * N, at = ((a.rows - 1 - t.row) * vecs + t.col) * N;
     for (int64_t r = t.row; r < a.rows; r += t.stride * UNROLL, at += step * UNROLL) {
         k_vec<T, N> v[UNROLL], z[UNROLL];
 #pragma unroll
@@ -285,18 +289,21 @@ template <class T, int N, int MASK, bool TWO> struct bwd_channels {
         for (int j = 0; j < N; j++)
             scale[j] *= invstd[j];
     }
+    /* LAST: nobody reads these again. Where dz is written, which MASK_Y means, only x is. */
     template <bool LAST>
     __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in) const
     {
-        auto get = [](const void *p, int64_t i) {
-            return LAST ? k_load_last<T, N>((const T *)p + i) : k_load<T, N>((const T *)p + i);
-        };
-        in.x = get(a.x, at);
-        in.dy = get(a.dy, at);
+        constexpr bool once = LAST || MASK == MASK_Y;
+        in.x = get<LAST>(a.x, at);
+        in.dy = get<once>(a.dy, at);
         if (TWO)
-            in.dy2 = get(a.dy2, at);
+            in.dy2 = get<once>(a.dy2, at);
         if (MASK == MASK_Y)
-            in.y = get(a.y, at);
+            in.y = get<once>(a.y, at);
+    }
+    template <bool ONCE> static __device__ k_vec<T, N> get(const void *p, int64_t i)
+    {
+        return ONCE ? k_load_last<T, N>((const T *)p + i) : k_load<T, N>((const T *)p + i);
     }
     /* dz, and x less its mean. The forward pass is repeated operation by operation, so that the mask is that
      * of y as it was rounded. */
@@ -433,7 +440,7 @@ __global__ void __launch_bounds__(APPLY_THREADS) k_norm_bwd_apply(k_norm_bwd_arg
         k1[j] *= over_m;
         k2[j] *= invstd[j] * over_m;
     }
-    int64_t step = t.stride * vecs * N, at = (t.row * vecs + t.col) * N;
+    int64_t step = -t.stride * vecs * N, at = ((a.rows - 1 - t.row) * vecs + t.col) * N;
     for (int64_t r = t.row; r < a.rows; r += t.stride * U, at += step * U) {
         bwd_in<T, N> in[U];
 #pragma unroll
@@ -527,8 +534,8 @@ void k_norm_train(cudaStream_t s, const k_norm_args *a)
 void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,
                       float *dgamma, float *dbeta)
 {
-    k_norm_bwd_finish<<<(unsigned)((c + 31) / 32), dim3(32, FINISH), 0, s>>>(part, blocks, c, invstd,
-                                                                             dgamma, dbeta);
+    k_norm_bwd_finish<<<(unsigned)((c + 31) / 32), dim3(32, FINISH), 0, s>>>(part, blocks, c,
+                                                                             invstd, dgamma, dbeta);
 }
 
 template <class T, int N, int MASK, bool TWO>
