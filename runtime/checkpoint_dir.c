@@ -13,8 +13,8 @@
 static dnr_status disk_error(const char *doing, const char *path)
 {
     int err = errno;
-    return dnri_fail(DNR_EDISK, DNRI_HERE, dnri_disk_remedy(err), "cannot %s '%s': %s", doing, path,
-                     strerror(err));
+    return dnri_fail(err == ENOMEM ? DNR_EMEM : DNR_EDISK, DNRI_HERE, dnri_disk_remedy(err),
+                     "cannot %s '%s': %s", doing, path, strerror(err));
 }
 
 /* "FOLDER/PREFIXnameSUFFIX-pid", from malloc, where `path` is FOLDER/name. */
@@ -55,9 +55,10 @@ dnr_status dnri_checkpoint_begin(const char *folder, char **temp)
     *temp = beside(folder, ".", ".partial");
     if (!*temp)
         return DNR_FAIL_NOMEM();
-    remove_folder(*temp); /* of a killed process of the same number */
     if (mkdir(*temp, 0777) == 0)
         return DNR_OK;
+    if (errno == EEXIST && remove_folder(*temp) == 0 && mkdir(*temp, 0777) == 0)
+        return DNR_OK; /* it was of a killed process of the same number */
     dnr_status s = disk_error("make", *temp);
     free(*temp);
     *temp = NULL;

@@ -214,8 +214,10 @@ static dnr_status read_header(dnri_st_file *f)
         return DNR_FAIL_NOMEM();
     dnr_status s = read_at(f, text, (size_t)length, sizeof first);
     if (s == DNR_OK) {
+        errno = 0;
         f->root = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, NULL);
-        s = parse_header(f, sizeof first + length, size);
+        s = !f->root && errno == ENOMEM ? DNR_FAIL_NOMEM() /* jansson cannot tell it from damage */
+                                        : parse_header(f, sizeof first + length, size);
     }
     free(text);
     return s;
@@ -340,9 +342,13 @@ static char *header_text(const char *const *metadata, const dnri_st_tensor *cons
     ok = ok && json_object_set(root, "__metadata__", meta) == 0;
     for (int i = 0; ok && i < n; i++) {
         json_t *shape = json_array();
-        for (int k = 0; k < t[i]->ndim; k++)
-            json_array_append_new(shape, json_integer(t[i]->dim[k]));
+        for (int k = 0; ok && k < t[i]->ndim; k++)
+            ok = json_array_append_new(shape, json_integer(t[i]->dim[k])) == 0;
         uint64_t end = at + t[i]->bytes;
+        if (!ok) {
+            json_decref(shape);
+            break;
+        }
         ok = json_object_set_new(root, t[i]->name,
                                  json_pack("{s:s, s:o, s:[I, I]}", "dtype",
                                            type_row(t[i]->type)->name, "shape", shape,

@@ -23,6 +23,8 @@ const char *dnri_disk_remedy(int err)
     case ENOENT:
     case ENOTDIR:
         return "create the folder first";
+    case ENOMEM:
+        return "free some host memory";
     default:
         return "check the disk, or write elsewhere";
     }
@@ -32,8 +34,8 @@ const char *dnri_disk_remedy(int err)
 static dnr_status disk_error(dnri_wholefile *f, int err, const char *doing)
 {
     dnri_wholefile_abandon(f);
-    return dnri_fail(DNR_EDISK, DNRI_HERE, dnri_disk_remedy(err), "cannot %s '%s': %s", doing,
-                     f->path, strerror(err));
+    return dnri_fail(err == ENOMEM ? DNR_EMEM : DNR_EDISK, DNRI_HERE, dnri_disk_remedy(err),
+                     "cannot %s '%s': %s", doing, f->path, strerror(err));
 }
 
 dnr_status dnri_wholefile_open(dnri_wholefile *f, const char *path)

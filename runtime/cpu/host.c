@@ -1,6 +1,7 @@
 /* host.c: what the machine is and has. */
 #include "cpu.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,9 @@ dnr_status dnri_host_memory(size_t *free, size_t *total)
     unsigned long long avail, all, limit, used, cache = 0;
     if (!read_number("/proc/meminfo", "MemAvailable:", &avail) ||
         !read_number("/proc/meminfo", "MemTotal:", &all))
-        return DNR_FAIL(DNR_EDEVICE, "mount /proc", "/proc/meminfo cannot be read");
+        return errno == ENOMEM
+                   ? DNR_FAIL_NOMEM()
+                   : DNR_FAIL(DNR_EDEVICE, "mount /proc", "/proc/meminfo cannot be read");
     *free = (size_t)avail << 10;
     *total = (size_t)all << 10;
     /* a container's or a job's limit (cgroup v2) is less than the machine has; its page cache can go */
