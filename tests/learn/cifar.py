@@ -6,10 +6,11 @@
     cifar.py resnet20 DATA --systems torch --seeds 1        one run
     cifar.py resnet20 DATA --report              what the results so far say
 
-DATA holds cifar10/{train,test}/CLASS/*.jpg and, for `shards`, cifar10-shards/{train,test}-*.tar. The recipe is the
-cfg of models/ with the overrides of RECIPES and those of the command line; both systems read it. Each run adds a record
-to --results; runs already there are not repeated. Exit status 1: the means differ by more than 2 standard errors of
-their difference.
+DATA holds cifar10/{train,test}/CLASS/*.jpg and cifar10-shards/{train,test}-*.tar; where they are not there yet,
+expand.py of $DNR_TEST_DATA or ../shared/data makes them. The recipe is the cfg of models/ with the overrides of RECIPES
+and those of the command line; both systems read it. Each run adds a record to --results; runs already there are not
+repeated. Exit status 1: the means differ by more than 2 standard errors of their difference; 77: PyTorch or the
+pictures are missing.
 """
 
 import argparse
@@ -22,9 +23,13 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-import torch
-from torch.nn import functional as F
+try:
+    import numpy as np
+    import torch
+    from torch.nn import functional as F
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -45,6 +50,19 @@ def read_cfg(recipe, overrides):
         parser.read_string("[top]\n" + f.read())
     cfg = {f"{s}.{k}".removeprefix("top."): v for s in parser.sections() for k, v in parser[s].items()}
     return cfg | dict(o.split("=", 1) for o in overrides)
+
+
+def expand(data):
+    """Makes the folder of pictures and the shards where they are missing."""
+    for made, form in (("cifar10/test", []), ("cifar10-shards", ["--shards"])):
+        if os.path.isdir(os.path.join(data, made)):
+            continue
+        sources = [os.environ.get("DNR_TEST_DATA", ""), os.path.join(ROOT, "..", "shared", "data")]
+        scripts = [s for s in (os.path.join(d, "expand.py") for d in sources) if os.path.exists(s)]
+        if not scripts:
+            print(f"skipped: {data} has no {made}, and there is no expand.py in $DNR_TEST_DATA or ../shared/data")
+            sys.exit(77)
+        subprocess.run([sys.executable, scripts[0], data, "cifar10", *form], check=True)
 
 
 # ---------------------------------------------------------------- PyTorch
@@ -92,6 +110,7 @@ def train_torch(cfg, data, seed):
     model = common.make_model(cfg["model.name"], int(cfg["model.classes"]), cfg.get("model.stem"))
     model.to(device, memory_format=torch.channels_last)
     steps = -(-int(cfg["train.epochs"]) * len(y) // batch)
+    stop = min(steps, int(cfg.get("train.max_steps", steps)))
     opt = torch.optim.SGD(model.parameters(), float(cfg["optim.lr"]), float(cfg.get("optim.momentum", 0.9)),
                           weight_decay=float(cfg["optim.weight_decay"]),
                           nesterov=cfg.get("optim.nesterov") == "true")  # fmt: skip
@@ -115,7 +134,7 @@ def train_torch(cfg, data, seed):
 
     started = time.time()
     model.train()
-    for _, index in zip(range(steps), shuffled()):
+    for _, index in zip(range(stop), shuffled()):
         row, col = (torch.randint(0, 2 * pad + 1, (batch, 1), generator=rng) + span for _ in range(2))
         flip = torch.rand(batch, 1, generator=rng) < 0.5
         col = torch.where(flip, col.flip(1), col)
@@ -198,6 +217,8 @@ def main():
     ap.add_argument("--report", action="store_true", help="run nothing")
     args = ap.parse_intermixed_args()
     torch.set_num_threads(args.threads)
+    if not args.report:
+        expand(args.data)
     overrides = RECIPES[args.recipe] + args.overrides
     overrides += [f"train.precision={args.precision}"] if args.precision else []
     cfg = read_cfg(args.recipe, overrides)
