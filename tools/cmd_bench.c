@@ -28,9 +28,10 @@ static const char help[] =
     "No data is read and no loader runs: the batch is noise. Each latency is one run that is "
     "waited "
     "for; throughput\n"
-    "is that of the same number of runs without waiting in between. The learning rate is constant. "
-    "docs/compare.md\n"
-    "says what makes the comparison fair.\n";
+    "is that of the same number of runs without waiting in between. The learning rate is constant, "
+    "and "
+    "residual\n"
+    "branches start at zero. docs/compare.md says what makes the comparison fair.\n";
 
 static dnr_status which(int argc, char **argv, dnr_error *err)
 {

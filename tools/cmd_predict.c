@@ -112,17 +112,17 @@ static dnr_status settle(prediction *p)
     else
         cfg_init(c);
     TOOL_TRY(st, card_read(p->a.weights, c, p->set, p->n_set, &p->names, &model, err));
-    if (!model && !p->a.cfg && !*c->model.name) {
+    bool batch = false;
+    for (int i = 0; i < p->n_set; i++) {
+        TOOL_TRY(st, cfg_set(c, p->set[i], err));
+        batch = batch || !strncmp(p->set[i], "train.batch=", 12);
+    }
+    if (!model && !*c->model.name) {
         st = tool_fail(err, DNR_EUSAGE, "--weights", "%.300s does not say which model it is of",
                        p->a.weights);
         tool_remedy(err, "give its cfg too: dnnrun predict resnet50.cfg --weights %.150s …",
                     p->a.weights);
         goto out;
-    }
-    bool batch = false;
-    for (int i = 0; i < p->n_set; i++) {
-        TOOL_TRY(st, cfg_set(c, p->set[i], err));
-        batch = batch || !strncmp(p->set[i], "train.batch=", 12);
     }
     if (!batch)
         c->train.batch = BATCH;
