@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DY = 2, DY2 = 3 };                         /* inputs of norm.bwd and norm_pool.bwd */
+enum { BWD_Y = 1, DY = 2, DY2 = 3 };              /* inputs of norm.bwd; DY, DY2 of norm_pool.bwd */
 enum { NORM_X = 0, NORM_IN = 6, SUM = 6, SQSUM }; /* of norm.train */
+enum { MASK = 3 };                                /* its output */
 
 typedef struct use {
     int count; /* reads of a tensor in the whole list */
@@ -90,12 +91,50 @@ dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev)
     return dnri_graph_status(g);
 }
 
+static dnri_op *maker_of(dnr_graph *g, dnr_tid t)
+{
+    for (int i = 0; i < dnri_graph_ops(g); i++) {
+        dnri_op *op = dnri_graph_op(g, i);
+        for (int k = 0; k < op->n_out; k++)
+            if (op->out[k] == t)
+                return op;
+    }
+    return NULL;
+}
+
+dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev)
+{
+    DNR_TRY(dnri_graph_status(g));
+    for (int i = 0; i < dnri_graph_ops(g); i++) {
+        dnri_op *bwd = dnri_graph_op(g, i);
+        if (bwd->def != &dnri_def_norm_bwd || !((const dnri_norm_bwd_attr *)bwd->attr)->residual ||
+            dnri_desc(g, bwd->in[BWD_Y])->dim[3] % 8)
+            continue;
+        dnri_op *norm = maker_of(g, bwd->in[BWD_Y]), masking;
+        if (!norm || norm->def != &dnri_def_norm_train || norm->n_out > MASK)
+            continue;
+        masking = *norm;
+        masking.out[MASK] = DNRI_NONE;
+        masking.n_out = MASK + 1;
+        if (!dnri_device_supports(dev, g, &masking))
+            continue;
+        DNR_TRY(masking.def->infer(g, &masking)); /* makes the mask */
+        *norm = masking;
+        bwd->in[BWD_Y] = masking.out[MASK];
+    }
+    return dnri_graph_status(g);
+}
+
 /* Statistics come before recomputation, which knows how to repeat the pair, and after the gradient walk, which so
  * has one rule for convolutions: their backward ops read x, w and dy alone, a norm's read mean and invstd. */
-dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion)
+dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion,
+                           dnr_recompute recompute)
 {
     if (fusion != DNR_FUSION_OFF)
         DNR_TRY(dnri_fuse_norm_pool(g)); /* before its gradients are added */
     DNR_TRY(dnri_fuse_gradient_add(g));
-    return fusion == DNR_FUSION_OFF ? DNR_OK : dnri_fuse_statistics(g, dev);
+    if (fusion == DNR_FUSION_OFF)
+        return DNR_OK;
+    DNR_TRY(dnri_fuse_statistics(g, dev));
+    return recompute == DNR_RECOMPUTE_NONE ? dnri_fuse_masks(g, dev) : DNR_OK;
 }

@@ -16,4 +16,9 @@ dnr_status dnri_fuse_gradient_add(dnr_graph *g);
  * conv.stats, and the norm takes its sums; where the device supports that. */
 dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev);
 
+/* A norm.train with ReLU and residual leaves a mask of y, and its norm.bwd reads that in place of y: a sixteenth
+ * of the bytes; where the device supports that. The mask lives beside y, so it is for runs that keep
+ * activations. */
+dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev);
+
 #endif

@@ -46,7 +46,7 @@ typedef struct dnri_norm_attr {
     double eps, momentum;
     bool relu;
 } dnri_norm_attr;
-/* norm.train in {x, gamma, beta, residual?, running_mean, running_var, sum?, sqsum?} out {y, mean, invstd};
+/* norm.train in {x, gamma, beta, residual?, running_mean, running_var, sum?, sqsum?} out {y, mean, invstd, mask?};
  *            updates the running statistics. With sum and sqsum of x (conv.stats) no pass over x is
  *            needed: mean = sum/M, var = max(0, sqsum/M − mean²), M = N·H·W. With r = |mean|/std of a
  *            channel and sums good to a share e, var is then good to (1 + r²)·e, so to nothing from r = e^−½
@@ -54,7 +54,9 @@ typedef struct dnri_norm_attr {
  * norm.apply in {x, gamma, beta, residual?, mean, invstd} out {y}: the recompute clone
  * norm.eval  in {x, gamma, beta, residual?, running_mean, running_var} out {y} */
 extern const dnri_op_def dnri_def_norm_train, dnri_def_norm_apply, dnri_def_norm_eval;
-/* norm.bwd in {x, y (relu only), dy, dy2?, gamma, beta, mean, invstd}
+/* The mask of y, uint8 [N,H,W,C/8], has bit c mod 8 of byte ⌊c/8⌋ set where y > 0; only with relu and a residual,
+ * and C a multiple of 8. A device that supports making it supports norm.bwd with the mask in y's place. */
+/* norm.bwd in {x, y or its mask (relu only), dy, dy2?, gamma, beta, mean, invstd}
  *          out {dx, dgamma, dbeta, dresidual?}
  *   dz = (dy + dy2) · [y > 0 where relu];  dresidual = dz
  *   dbeta = Σ dz;  dgamma = Σ dz · (x − mean) · invstd;  M = N·H·W

@@ -3,6 +3,7 @@
 
 /* Positions of inputs and outputs, as layers.h lists them. */
 enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR, N_IN, SUM = N_IN, SQSUM, N_TRAIN_IN };
+enum { OUT_MASK = 3 }; /* of norm.train */
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD, N_BWD_IN };
 enum { B_DX, B_DGAMMA, B_DBETA, B_DRESIDUAL, N_BWD_OUT };
 
@@ -45,6 +46,12 @@ dnr_tid dnr_norm(dnr_graph *g, const char *name, dnr_tid x, dnr_tid residual,
     return out[0];
 }
 
+/* A bit for each element of x. */
+static dnr_desc mask_of(const dnr_desc *x)
+{
+    return dnri_desc4(DNR_U8, x->dim[0], x->dim[1], x->dim[2], x->dim[3] / 8);
+}
+
 static dnr_status norm_infer(dnr_graph *g, dnri_op *op)
 {
     const dnr_desc x = *dnri_desc(g, op->in[X]);
@@ -70,7 +77,14 @@ static dnr_status train_infer(dnr_graph *g, dnri_op *op)
         if (op->in[i] >= 0)
             DNR_TRY(dnri_want(g, op, i, i == SUM ? "sum" : "sum of squares", vector));
     DNR_TRY(dnri_out(g, op, 1, vector, "mean"));
-    return dnri_out(g, op, 2, vector, "invstd");
+    DNR_TRY(dnri_out(g, op, 2, vector, "invstd"));
+    if (op->n_out <= OUT_MASK)
+        return DNR_OK;
+    if (!norm_attr(op)->relu || op->in[RESIDUAL] < 0 || x.dim[3] % 8)
+        return DNR_FAIL(DNR_EUSAGE, "ask for a mask after a ReLU and a residual, of 8·n channels",
+                        "%s: no mask of %d channels, relu %d, residual %d", op->name, (int)x.dim[3],
+                        norm_attr(op)->relu, op->in[RESIDUAL] >= 0);
+    return dnri_out(g, op, OUT_MASK, mask_of(&x), "mask");
 }
 
 static dnr_status train_grad(dnr_graph *g, const dnri_op *op, const dnr_tid dy[], dnr_tid dx[])
@@ -124,7 +138,7 @@ static dnr_status norm_expand(dnr_graph *g, const dnri_op *from)
     const bool relu = norm_attr(&op)->relu, residual = op.in[RESIDUAL] >= 0;
     dnri_norm_attr a = *norm_attr(&op);
     dnr_tid in[N_TRAIN_IN], out[3] = {DNRI_NONE, op.out[1], op.out[2]}, sum = DNRI_NONE;
-    if (!relu && !residual)
+    if ((!relu && !residual) || op.n_out > OUT_MASK)
         return cannot_split(&op);
     a.relu = false;
     for (int i = 0; i < op.n_in; i++)
@@ -151,8 +165,9 @@ static dnr_status bwd_infer(dnr_graph *g, dnri_op *op)
         return DNR_FAIL(DNR_EUSAGE, "give norm.bwd y where there was a ReLU, and only there",
                         "%s: norm.bwd with relu %d, residual %d, y %s", op->name, a->relu,
                         a->residual, op->in[B_Y] >= 0 ? "given" : "absent");
+    const bool bits = a->residual && dnri_desc(g, op->in[B_Y])->dtype == DNR_U8;
     if (a->relu)
-        DNR_TRY(dnri_want(g, op, B_Y, "y", x));
+        DNR_TRY(dnri_want(g, op, B_Y, bits ? "mask" : "y", bits ? mask_of(&x) : x));
     DNR_TRY(dnri_want(g, op, B_DY, "dy", x));
     if (op->in[B_DY2] >= 0)
         DNR_TRY(dnri_want(g, op, B_DY2, "dy2", x));
@@ -172,7 +187,7 @@ static dnr_status bwd_expand(dnr_graph *g, const dnri_op *from)
     const dnri_op op = *from;
     const dnri_norm_bwd_attr *a = bwd_attr(&op), plain = {false, false};
     dnr_tid in[N_BWD_IN], out[N_BWD_OUT], dz = op.in[B_DY];
-    if (!a->relu && op.in[B_DY2] < 0)
+    if ((!a->relu && op.in[B_DY2] < 0) || (a->relu && dnri_desc(g, op.in[B_Y])->dtype == DNR_U8))
         return cannot_split(&op);
     if (op.in[B_DY2] >= 0) {
         dnr_tid sum = DNRI_NONE;

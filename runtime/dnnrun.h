@@ -265,7 +265,8 @@ typedef enum dnr_recompute {
 typedef enum dnr_fusion {
     DNR_FUSION_AUTO, /* the highest there is */
     DNR_FUSION_OFF,
-    DNR_FUSION_D1, /* batch-norm statistics come out of the convolution before */
+    DNR_FUSION_D1, /* batch-norm statistics come out of the convolution before, the stem's norm and pool are
+                      one pass, and norms with a residual leave a mask for their gradient */
 } dnr_fusion;
 
 typedef struct dnr_trainer_opts {

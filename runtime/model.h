@@ -18,6 +18,7 @@ dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double 
 
 /* In layers/fuse.c: rewrites a training graph, after its gradient walk and before recomputation, into an equal
  * one with fewer passes over memory. */
-dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion);
+dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion,
+                           dnr_recompute recompute);
 
 #endif

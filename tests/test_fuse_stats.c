@@ -1,4 +1,5 @@
-/* test_fuse_stats.c: statistics out of convolutions, against the plain graph. On the reference device. */
+/* test_fuse_stats.c: statistics out of convolutions, and masks in the place of y, against the plain graph. On the
+ * reference device. */
 #include "rig.h"
 #include "../layers/fuse.h"
 #include "../runtime/model.h"
@@ -38,7 +39,7 @@ static void net_open(net *t, const char *name, int side, dnr_fusion fusion, dnr_
     OK(dnri_model_find(name, &model));
     OK(dnri_model_loss(g, model(g, t->x, &o), t->labels, 0.1, 1.0 / BATCH));
     OK(dnri_graph_backward(g));
-    OK(dnri_model_fuse(g, ref, fusion));
+    OK(dnri_model_fuse(g, ref, fusion, recompute));
     OK(dnri_rewrite_recompute(g, recompute));
 }
 
@@ -170,6 +171,56 @@ static void test_limits(void **state)
     dnr_device_close(cpu);
 }
 
+/* Each norm.bwd behind a residual reads a mask, in runs that keep activations. */
+static void test_masks(void **state)
+{
+    for (int off = 0; off < 2; off++)
+        for (int block = 0; block < 2; block++) {
+            int joins = 0, masks = 0, made = 0;
+            net t;
+            net_open(&t, "resnet50", 32, off ? DNR_FUSION_OFF : DNR_FUSION_D1,
+                     block ? DNR_RECOMPUTE_BLOCK : DNR_RECOMPUTE_NONE);
+            const dnr_graph *g = t.r.g;
+            for (int i = 0; i < dnri_graph_ops(g); i++) {
+                const dnri_op *op = dnri_graph_op_c(g, i);
+                made += op->def == &dnri_def_norm_train && op->n_out == 4;
+                if (op->def == &dnri_def_norm_bwd &&
+                    ((const dnri_norm_bwd_attr *)op->attr)->residual) {
+                    joins++;
+                    masks += dnri_desc(g, op->in[1])->dtype == DNR_U8;
+                }
+            }
+            assert_int_equal(joins, 16);
+            assert_int_equal(masks, off || block ? 0 : 16);
+            assert_int_equal(made, masks);
+            rig_close(&t.r);
+        }
+}
+
+/* No mask without a ReLU or a residual, of other than 8·n channels, or on a device that lacks it. */
+static void test_mask_limits(void **state)
+{
+    enum { SOLE, LINEAR, ALONE, ODD, LACKING, MODES };
+    dnr_device *cpu;
+    OK(dnr_device_open("cpu", &cpu));
+    for (int mode = 0; mode < MODES; mode++) {
+        const dnr_norm_opts o = {.relu = mode != LINEAR};
+        rig r;
+        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        const dnr_desc d = dnri_desc4(DNR_F64, 2, 3, 3, mode == ODD ? 12 : 16);
+        const dnr_tid x = rig_leaf(&r, "x", d), res = rig_leaf(&r, "res", d);
+        const dnr_tid labels = rig_leaf(&r, "labels", dnri_desc4(DNR_I32, 2, 1, 1, 1));
+        dnr_tid y = dnr_norm(r.g, "b", x, mode == ALONE ? DNRI_NONE : res, &o);
+        y = dnr_dense(r.g, "fc", dnr_global_avg_pool(r.g, "p", y), 3);
+        OK(dnri_model_loss(r.g, y, labels, 0, 1));
+        OK(dnri_graph_backward(r.g));
+        OK(dnri_fuse_masks(r.g, mode == LACKING ? cpu : ref));
+        assert_int_equal(dnri_graph_op_c(r.g, 0)->n_out, mode == SOLE ? 4 : 3);
+        rig_close(&r);
+    }
+    dnr_device_close(cpu);
+}
+
 /* norm.train with sums splits into one with sums; its sums have a value for each channel. */
 static void test_norm_with_sums(void **state)
 {
@@ -212,7 +263,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal),          cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_graph),          cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_norm_with_sums),
+        cmocka_unit_test(test_norm_with_sums), cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_mask_limits),
     };
     return cmocka_run_group_tests(tests, open_ref, close_ref);
 }

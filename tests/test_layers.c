@@ -297,6 +297,67 @@ static void test_norm_bwd(void **state)
     assert_int_equal(bad, 0);
 }
 
+/* The mask that norm.train leaves, and norm.bwd by it. */
+static void build_mask(probe *p, const shape *c)
+{
+    const dnri_norm_attr a = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, true};
+    const dnri_norm_bwd_attr b = {true, true};
+    const dnr_desc d = dnri_desc4(probe_compute(p), c->n, c->h, c->w, c->c);
+    const dnr_tid in[] = {
+        probe_leaf(p, "x", d, 1.5, 0.5 + c->shift),  probe_vector(p, "gamma", c->c, 0.5, 1),
+        probe_vector(p, "beta", c->c, 0.5, 0),       probe_leaf(p, "residual", d, 1, 0),
+        probe_vector(p, "running_mean", c->c, 1, 0), probe_vector(p, "running_var", c->c, 0.1, 1)};
+    const dnr_tid dy = probe_leaf(p, "dy", d, 1, 0);
+    const dnr_tid dy2 = c->dy2 ? probe_leaf(p, "dy2", d, 1, 0.1) : DNRI_NONE;
+    dnr_tid train[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
+    dnr_tid out[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
+    probe_emit(p, &dnri_def_norm_train, &a, sizeof a, 6, in, 4, train);
+    const dnr_tid bwd[] = {in[0], train[3], dy, dy2, in[1], in[2], train[1], train[2]};
+    probe_emit(p, &dnri_def_norm_bwd, &b, sizeof b, 8, bwd, 4, out);
+    probe_result(p, "norm.train", "mask", train[3], EXACT, 1);
+    probe_result(p, "norm.train", "y", train[0], POINT, 1);
+    probe_result(p, "norm.bwd mask", "dx", out[0], POINT, 2);
+    probe_result(p, "norm.bwd mask", "dgamma", out[1], POINT, 1);
+    probe_result(p, "norm.bwd mask", "dbeta", out[2], POINT, 1);
+    probe_result(p, "norm.bwd mask", "dresidual", out[3], c->dy2 ? POINT : EXACT, 1);
+}
+
+static bool device_has_masks(const shape *c)
+{
+    const dnri_norm_attr a = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, true};
+    dnr_tid in[6], out[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
+    rig r;
+    rig_open(&r, probe_device, probe_precision, true);
+    const dnr_desc d = dnri_desc4(r.num.compute, c->n, c->h, c->w, c->c);
+    for (int i = 0; i < 6; i++)
+        in[i] = rig_leaf(&r, "in", i == 0 || i == 3 ? d : dnri_desc1(r.num.master, c->c));
+    OK(dnri_emit(r.g, &dnri_def_norm_train, "l", &a, sizeof a, 6, in, 4, out));
+    const bool has = dnri_device_supports(probe_device, r.g, dnri_graph_op_c(r.g, 0));
+    rig_close(&r);
+    return has;
+}
+
+static void test_mask(void **state)
+{
+    static const shape cases[] = {
+        {NHWC(1, 8, 8, 16)}, {NHWC(4, 5, 5, 64)},   {NHWC(8, 2, 2, 24)}, {NHWC(2, 9, 9, 256)},
+        {NHWC(3, 5, 7, 8)},  {NHWC(2, 7, 7, 2048)}, {NHWC(2, 1, 1, 32)}, {NHWC(16, 28, 28, 64)},
+    };
+    int bad = 0, tried = 0;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        shape c = cases[i];
+        if (!device_has_masks(&c))
+            continue;
+        tried++;
+        bad += probe_run(build_mask, NULL, &c);
+        c.dy2 = true;
+        bad += probe_run(build_mask, NULL, &c);
+    }
+    assert_int_equal(bad, 0);
+    if (!tried)
+        skip();
+}
+
 static void build_point(probe *p, const shape *c)
 {
     const dnr_tid a = probe_tensor(p, "a", c->n, c->h, c->w, c->c);
@@ -503,9 +564,11 @@ static void test_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conv),  cmocka_unit_test(test_dense),    cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_stats), cmocka_unit_test(test_norm_bwd), cmocka_unit_test(test_point),
-        cmocka_unit_test(test_pools), cmocka_unit_test(test_shortcut), cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_conv),     cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_norm),     cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_norm_bwd), cmocka_unit_test(test_mask),
+        cmocka_unit_test(test_point),    cmocka_unit_test(test_pools),
+        cmocka_unit_test(test_shortcut), cmocka_unit_test(test_loss),
     };
     const int rc = probe_open(argc, argv);
     if (rc)

@@ -22,6 +22,8 @@ typedef struct k_norm_args {
     float *mean, *invstd; /* k_norm_eval: running mean and variance */
     float *running_mean, *running_var;
     float *sum, *sqsum; /* of x; else NULL */
+    uint8_t
+        *mask; /* a bit for each element of y, where wanted: relu, residual, 16 bits, c % 8 == 0 */
     void *y;
     double eps, momentum;
     bool relu;
@@ -42,7 +44,8 @@ typedef struct k_norm_bwd_args {
     int type, sms;
     int64_t rows, c;
     const void *x, *y, *dy,
-        *dy2; /* y: mask of a norm with residual; NULL: mask from x. dy2 may be NULL */
+        *dy2;            /* y: mask of a norm with residual; NULL: mask from x. dy2 may be NULL */
+    const uint8_t *mask; /* in the place of y */
     const float *gamma, *beta, *mean, *invstd;
     void *dx, *dz; /* dz: gradient of the residual; may be NULL */
     float *dgamma, *dbeta;

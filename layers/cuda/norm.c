@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR, SUM, SQSUM };          /* in of the forward ops */
+enum { OUT_MASK = 3 };                                             /* out of norm.train */
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD }; /* in of norm.bwd */
 
 static int64_t rows_of(const dnr_desc *x)
@@ -39,6 +40,7 @@ static k_norm_args train_args_of(const dnri_cuda_op *s)
     a.running_var = a.invstd;
     a.mean = s->at.out[1];
     a.invstd = s->at.out[2];
+    a.mask = s->op.n_out > OUT_MASK ? s->at.out[OUT_MASK] : NULL;
     return a;
 }
 
@@ -77,24 +79,27 @@ static dnr_status run_bwd(dnri_cuda_op *s)
 {
     const dnri_norm_bwd_attr *a = (const dnri_norm_bwd_attr *)s->op.attr;
     void *const *in = s->at.in;
-    k_norm_bwd_args b = {
-        .type = (int)s->in[B_X].dtype,
-        .sms = s->dev->sms,
-        .rows = rows_of(&s->in[B_X]),
-        .c = s->in[B_X].dim[3],
-        .x = in[B_X],
-        .y = a->residual ? in[B_Y] : NULL, /* else the mask follows from x, which is read anyway */
-        .dy = in[B_DY],
-        .dy2 = in[B_DY2],
-        .gamma = in[B_GAMMA],
-        .beta = in[B_BETA],
-        .mean = in[B_MEAN],
-        .invstd = in[B_INVSTD],
-        .dx = s->at.out[0],
-        .dgamma = s->at.out[1],
-        .dbeta = s->at.out[2],
-        .dz = s->op.n_out > 3 ? s->at.out[3] : NULL,
-        .relu = a->relu};
+    const bool bits = a->residual && s->in[B_Y].dtype == DNR_U8;
+    k_norm_bwd_args b = {.type = (int)s->in[B_X].dtype,
+                         .sms = s->dev->sms,
+                         .rows = rows_of(&s->in[B_X]),
+                         .c = s->in[B_X].dim[3],
+                         .x = in[B_X],
+                         .y = a->residual && !bits
+                                  ? in[B_Y]
+                                  : NULL, /* else the mask follows from x, which is read anyway */
+                         .mask = bits ? in[B_Y] : NULL,
+                         .dy = in[B_DY],
+                         .dy2 = in[B_DY2],
+                         .gamma = in[B_GAMMA],
+                         .beta = in[B_BETA],
+                         .mean = in[B_MEAN],
+                         .invstd = in[B_INVSTD],
+                         .dx = s->at.out[0],
+                         .dgamma = s->at.out[1],
+                         .dbeta = s->at.out[2],
+                         .dz = s->op.n_out > 3 ? s->at.out[3] : NULL,
+                         .relu = a->relu};
     k_norm_bwd(s->stream, &b, s->at.workspace);
     return DNR_OK;
 }
@@ -164,8 +169,14 @@ static dnr_status lower_relu_bwd(dnr_device *dev, const dnr_graph *g, const dnri
     return dnri_cuda_lower(dev, g, op, run_relu_bwd, 1, "k_relu_bwd", out, NULL);
 }
 
+/* A thread has the bits of a byte where it has 8 channels. */
+static bool has_mask(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return op->n_out <= OUT_MASK || dnri_dtype_size(dnri_desc(g, op->in[X])->dtype) == 2;
+}
+
 const dnri_lowering dnri_cuda_norm[] = {
-    {&dnri_def_norm_train, NULL, lower_train},
+    {&dnri_def_norm_train, has_mask, lower_train},
     {&dnri_def_norm_apply, NULL, lower_apply},
     {&dnri_def_norm_eval, NULL, lower_eval},
     {&dnri_def_norm_bwd, NULL, lower_bwd},

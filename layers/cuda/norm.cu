@@ -257,20 +257,30 @@ __global__ void __launch_bounds__(APPLY_THREADS)
                 }
                 k_pack(f, v[u]);
                 k_put(y + at + u * step, v[u]);
+                if constexpr (N == 8 && RELU && ADD)
+                    if (a.mask) {
+                        unsigned bits = 0;
+#pragma unroll
+                        for (int j = 0; j < 8; j++)
+                            bits |= (f[j] > k_type<T>::vanish ? 1u : 0u) << j;
+                        a.mask[(at + u * step) / 8] = (uint8_t)bits;
+                    }
             }
     }
 }
 
 /* ---------------------------------------------------------------- backward */
 
-enum mask {
-    MASK_NONE,
-    MASK_X,
-    MASK_Y
-}; /* where y > 0 is read: nowhere, recomputed from x, from y */
+enum mask { /* where y > 0 is read: nowhere, recomputed from x, from y, from its mask */
+            MASK_NONE,
+            MASK_X,
+            MASK_Y,
+            MASK_BITS
+};
 
 template <class T, int N> struct bwd_in { /* one access of all inputs */
     k_vec<T, N> x, dy, dy2, y;
+    unsigned bits;
 };
 
 /* Per-channel values of a thread, and dz = (dy + dy2) · [y > 0]. */
@@ -289,17 +299,19 @@ template <class T, int N, int MASK, bool TWO> struct bwd_channels {
         for (int j = 0; j < N; j++)
             scale[j] *= invstd[j];
     }
-    /* LAST: nobody reads these again. Where dz is written, which MASK_Y means, only x is. */
+    /* LAST: nobody reads these again. Where dz is written, only x is. */
     template <bool LAST>
     __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in) const
     {
-        constexpr bool once = LAST || MASK == MASK_Y;
+        constexpr bool once = LAST || MASK >= MASK_Y;
         in.x = get<LAST>(a.x, at);
         in.dy = get<once>(a.dy, at);
         if (TWO)
             in.dy2 = get<once>(a.dy2, at);
         if (MASK == MASK_Y)
             in.y = get<once>(a.y, at);
+        if (MASK == MASK_BITS)
+            in.bits = __ldg(a.mask + at / 8);
     }
     template <bool ONCE> static __device__ k_vec<T, N> get(const void *p, int64_t i)
     {
@@ -325,7 +337,7 @@ template <class T, int N, int MASK, bool TWO> struct bwd_channels {
 #pragma unroll
         for (int j = 0; j < N; j++)
             if ((MASK == MASK_X && !(__fmaf_rn(xc[j], scale[j], beta[j]) > k_type<T>::vanish)) ||
-                (MASK == MASK_Y && !(g[j] > 0)))
+                (MASK == MASK_Y && !(g[j] > 0)) || (MASK == MASK_BITS && !(in.bits >> j & 1)))
                 dz[j] = 0;
     }
 };
@@ -362,7 +374,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
                         s1[j] += dz[j];
                         s2[j] += dz[j] * xc[j];
                     }
-                    if (MASK == MASK_Y && a.dz) { /* without a residual nobody wants it */
+                    if (MASK >= MASK_Y && a.dz) { /* without a residual nobody wants it */
                         k_vec<T, N> o;
                         k_pack(dz, o);
                         k_put((T *)a.dz + at + u * step, o);
@@ -579,7 +591,9 @@ void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace)
             launch_bwd<T, N, MASK_NONE>(s, a, (float *)workspace);
         else if (a->y)
             launch_bwd<T, N, MASK_Y>(s, a, (float *)workspace);
-        else
+        else if (!a->mask)
             launch_bwd<T, N, MASK_X>(s, a, (float *)workspace);
+        else if constexpr (N == 8)
+            launch_bwd<T, N, MASK_BITS>(s, a, (float *)workspace);
     });
 }

@@ -29,7 +29,7 @@ static void normalise(const ref_step *s, int64_t c, double mean, double invstd)
     }
 }
 
-static void norm_train(const ref_step *s)
+static void normalise_by_batch(const ref_step *s)
 {
     const int64_t C = s->in[X].dim[3], M = dnri_count(&s->in[X]) / C;
     const double *x = s->at.in[X], m = norm_attr(s)->momentum;
@@ -54,6 +54,17 @@ static void norm_train(const ref_step *s)
     }
 }
 
+static void norm_train(const ref_step *s)
+{
+    const double *y = s->at.out[0];
+    unsigned char *mask = s->op.n_out > 3 ? s->at.out[3] : NULL;
+    normalise_by_batch(s);
+    for (int64_t i = 0; mask && i < dnri_count(&s->in[X]); i++) {
+        mask[i / 8] = i % 8 ? mask[i / 8] : 0;
+        mask[i / 8] |= (unsigned char)((y[i] > 0) << i % 8);
+    }
+}
+
 static void norm_apply(const ref_step *s)
 {
     const double *mean = s->at.in[MEAN], *invstd = s->at.in[VAR];
@@ -70,11 +81,19 @@ static void norm_eval(const ref_step *s)
         normalise(s, c, mean[c], 1 / sqrt(var[c] + norm_attr(s)->eps));
 }
 
+/* Is y > 0? From y, or from the mask of y. */
+static bool positive(const ref_step *s, int64_t i)
+{
+    if (s->in[B_Y].dtype == DNR_U8)
+        return ((const unsigned char *)s->at.in[B_Y])[i / 8] >> i % 8 & 1;
+    return ((const double *)s->at.in[B_Y])[i] > 0;
+}
+
 static void norm_bwd(const ref_step *s)
 {
     const dnri_norm_bwd_attr *a = (const dnri_norm_bwd_attr *)s->op.attr;
     const int64_t C = s->in[B_X].dim[3], M = dnri_count(&s->in[B_X]) / C;
-    const double *x = s->at.in[B_X], *y = s->at.in[B_Y];
+    const double *x = s->at.in[B_X];
     const double *dy = s->at.in[B_DY], *dy2 = s->at.in[B_DY2];
     const double *gamma = s->at.in[B_GAMMA];
     const double *mean = s->at.in[B_MEAN], *invstd = s->at.in[B_INVSTD];
@@ -85,7 +104,7 @@ static void norm_bwd(const ref_step *s)
         double sum = 0, sum_xhat = 0;
         for (int64_t i = c; i < M * C; i += C) {
             double dz = dy[i] + (dy2 ? dy2[i] : 0);
-            if (a->relu && !(y[i] > 0))
+            if (a->relu && !positive(s, i))
                 dz = 0;
             if (dresidual)
                 dresidual[i] = dz;
