@@ -242,8 +242,7 @@ static dnr_status write_manifest(const rundir *r, const session *s, const dnr_ch
     return end_file(r, f, "manifest.json", bad, err);
 }
 
-/* Copies the records up to `step`; a line that is no record is dropped. */
-static void keep_records(FILE *from, FILE *to, int64_t step)
+int rundir_keep_records(FILE *from, FILE *to, int64_t step)
 {
     char *line = NULL;
     size_t room = 0;
@@ -258,9 +257,7 @@ static void keep_records(FILE *from, FILE *to, int64_t step)
         json_decref(j);
     }
     free(line);
-    if (damaged)
-        screen_print("metrics.jsonl: %d damaged or unfinished line%s dropped", damaged,
-                     damaged == 1 ? "" : "s");
+    return damaged;
 }
 
 static dnr_status open_metrics(rundir *r, int64_t step, dnr_error *err)
@@ -269,8 +266,10 @@ static dnr_status open_metrics(rundir *r, int64_t step, dnr_error *err)
     dnr_status st;
     FILE *from = fopen(inside(r, "metrics.jsonl", file), "r"), *to = begin_file(r, "metrics.jsonl");
     bool bad = !from && errno != ENOENT && to;
-    if (from && to)
-        keep_records(from, to, step);
+    int damaged = from && to ? rundir_keep_records(from, to, step) : 0;
+    if (damaged)
+        screen_print("metrics.jsonl: %d damaged or unfinished line%s dropped", damaged,
+                     damaged == 1 ? "" : "s");
     if (from) {
         bad = bad || ferror(from);
         fclose(from);

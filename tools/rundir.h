@@ -43,6 +43,9 @@ dnr_status rundir_save(rundir *r, dnr_trainer *t, const rundir_save_opts *o,
 /* Points "last" and "best" to where they belong, after a resume. */
 dnr_status rundir_link(rundir *r, int64_t step, int64_t best, dnr_error *err);
 
+/* Copies the records up to `step`, dropping lines that are no record; how many those were. */
+int rundir_keep_records(FILE *from, FILE *to, int64_t step);
+
 /* An empty folder (nothing was begun) is removed. */
 void rundir_close(rundir *r);
 
