@@ -1,22 +1,60 @@
-/* conv.c: convolutions through oneDNN. */
+/* conv.c: convolutions through oneDNN, or by Winograd's method where that is allowed and faster. */
 #include "../../runtime/cpu/cpu.h"
 #include "../layers.h"
+#include "winograd.h"
 
-/* slot: which tensors of the op are src, weights, bias and dst (see dnri_cpu_dnn_step) */
+/* below this many operations timing would take longer than a wrong choice costs */
+#define WORTH_TIMING 100e6
+
+typedef struct conv {
+    dnri_dnn_desc d;
+    const int
+        *slot; /* which tensors of the op are src, weights, bias and dst (see dnri_cpu_dnn_step) */
+} conv;
+
+static dnr_status make(dnr_device *dev, const void *what, int way, dnri_step *out)
+{
+    conv c = *(const conv *)what;
+    if (way < 0)
+        return dnri_winograd_step(dev, &c.d, c.slot, out);
+    c.d.candidate = way;
+    return dnri_cpu_dnn_step(dev, &c.d, c.slot, out);
+}
+
+static dnri_tune_key key_of(const dnri_dnn_desc *d)
+{
+    dnri_tune_key k = {{d->pass, d->training, d->stride, d->pad}};
+    int n = 4;
+    for (int i = 0; i < 4; i++) {
+        const dnr_desc *s = &d->shape[i];
+        if (i == DNRI_DNN_BIAS)
+            continue;
+        k.v[n++] = s->dtype;
+        for (int j = 0; j < 4; j++)
+            k.v[n++] = s->dim[j];
+    }
+    return k;
+}
+
 static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_dnn_pass pass, const int slot[4],
                         dnri_step *out)
 {
     const dnri_conv_attr *a = (const dnri_conv_attr *)op->attr;
-    dnri_dnn_desc d = {.pass = pass,
-                       .training = dnri_graph_training(g),
-                       .deterministic = o->deterministic,
-                       .stride = a->stride,
-                       .pad = a->pad};
+    conv c = {.d = {.pass = pass,
+                    .training = dnri_graph_training(g),
+                    .deterministic = o->deterministic,
+                    .stride = a->stride,
+                    .pad = a->pad},
+              .slot = slot};
     for (int i = 0; i < 4; i++)
         if (slot[i] != DNRI_DNN_ABSENT)
-            d.shape[i] = *dnri_desc(g, slot[i] >= 0 ? op->in[slot[i]] : op->out[~slot[i]]);
-    return dnri_cpu_dnn_step(dev, &d, slot, out);
+            c.d.shape[i] = *dnri_desc(g, slot[i] >= 0 ? op->in[slot[i]] : op->out[~slot[i]]);
+    if (!o->benchmark || op->def->flops(g, op) < WORTH_TIMING)
+        return make(dev, &c, 0, out);
+    dnri_tune_key key = key_of(&c.d);
+    return dnri_cpu_fastest(dev, g, op, &key, make, &c, dnri_winograd_fits(&c.d), o->workspace_cap,
+                            out);
 }
 
 static dnr_status fprop(dnr_device *dev, const dnr_graph *g, const dnri_op *op,

@@ -5,10 +5,13 @@
 #include "../backend.h"
 #include "onednn.h"
 
+typedef struct dnri_choice dnri_choice;
+
 typedef struct dnri_cpu {
     struct dnr_device base;
     dnri_dnn *dnn;
     int threads;
+    dnri_choice *choices; /* of implementations, by shape: tune.c */
     _Atomic int64_t allocs, syncs;
 } dnri_cpu;
 
@@ -26,6 +29,8 @@ typedef void (*dnri_slice_fn)(void *ctx, int slice, int64_t begin, int64_t end);
 void dnri_slices(int slices, int64_t n, dnri_slice_fn fn, void *ctx);
 /* How many slices are worth it for a kernel that touches `elements`: 1 up to one for each thread. */
 int dnri_slices_for(dnr_device *dev, int64_t elements);
+/* How many threads oneDNN's calls from this thread use from now on; returns what they used before. */
+int dnri_threads_use(int n);
 /* The threads that parallel regions use, bound to CPUs where that is safe. Call once, at open. */
 int dnri_threads_start(void);
 
@@ -43,8 +48,28 @@ void *dnri_cpu_step(dnri_step *out, size_t size, dnr_status (*run)(void *ctx), i
 /* Makes `out` a step that runs a oneDNN op, which it takes over. Which tensors of the binding the op's
  * src, weights, bias and dst are: >= 0 an input, < 0 output ~i, DNRI_DNN_ABSENT none. */
 #define DNRI_DNN_ABSENT 100
+/* Leaves out->run NULL where oneDNN has no such candidate. */
 dnr_status dnri_cpu_dnn_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4],
                              dnri_step *out);
+
+/* Threads worth using for an op of so many operations (multiplications and additions): all or one. */
+int dnri_threads_for(dnr_device *dev, double flops);
+
+/* ---- tune.c */
+
+/* What an op's speed depends on. Ops of one key share one choice; unused places are 0. */
+typedef struct dnri_tune_key {
+    int64_t v[20];
+} dnri_tune_key;
+/* Makes the step of a way to run an op. Ways are numbered from 0; way 0 exists, and for one beyond the last it
+ * leaves out->run NULL. */
+typedef dnr_status (*dnri_way_fn)(dnr_device *dev, const void *what, int way, dnri_step *out);
+/* Makes the fastest of the ways 0, 1, … and −1 … −extra whose workspace is within `cap`, by timing them once on
+ * memory of its own. */
+dnr_status dnri_cpu_fastest(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                            const dnri_tune_key *key, dnri_way_fn make, const void *what, int extra,
+                            size_t cap, dnri_step *out);
+void dnri_choices_drop(dnri_choice *c);
 
 /* ---- lowering tables: engine.c and layers/cpu */
 

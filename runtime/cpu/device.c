@@ -12,6 +12,7 @@ static const dnri_lowering *const tables[] = {dnri_cpu_engine, dnri_cpu_conv,   
 
 static void cpu_close(dnr_device *dev)
 {
+    dnri_choices_drop(dnri_cpu_of(dev)->choices);
     dnri_dnn_close(dnri_cpu_of(dev)->dnn);
     free(dev);
 }

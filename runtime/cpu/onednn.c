@@ -25,6 +25,7 @@ typedef struct pd_args {
     const tensor_md *md; /* DNRI_DNN_SRC … */
     dnnl_dims_t stride, pad;
     const_dnnl_primitive_attr_t attr;
+    int candidate; /* oneDNN's first choice, or one of its next */
 } pd_args;
 
 static dnnl_prop_kind_t forward_kind(const pd_args *a)
@@ -33,6 +34,7 @@ static dnnl_prop_kind_t forward_kind(const pd_args *a)
 }
 
 #if DNNL_VERSION_MAJOR >= 3
+#define NO_MORE dnnl_last_impl_reached
 typedef const_dnnl_memory_desc_t md_ref;
 
 static md_ref md_of(const tensor_md *m)
@@ -54,8 +56,8 @@ static void md_drop(tensor_md *m)
         dnnl_memory_desc_destroy(m->v);
 }
 
-static dnnl_status_t pd_make(dnri_dnn *e, const pd_args *a, const_dnnl_primitive_desc_t hint,
-                             dnnl_primitive_desc_t *pd)
+static dnnl_status_t pd_first(dnri_dnn *e, const pd_args *a, const_dnnl_primitive_desc_t hint,
+                              dnnl_primitive_desc_t *pd)
 {
     md_ref src = md_of(&a->md[DNRI_DNN_SRC]), w = md_of(&a->md[DNRI_DNN_WEIGHTS]);
     md_ref bias = md_of(&a->md[DNRI_DNN_BIAS]), dst = md_of(&a->md[DNRI_DNN_DST]);
@@ -83,7 +85,17 @@ static dnnl_status_t pd_make(dnri_dnn *e, const pd_args *a, const_dnnl_primitive
     }
     return dnnl_invalid_arguments;
 }
+
+static dnnl_status_t pd_make(dnri_dnn *e, const pd_args *a, const_dnnl_primitive_desc_t hint,
+                             dnnl_primitive_desc_t *pd)
+{
+    dnnl_status_t s = pd_first(e, a, hint, pd);
+    for (int i = 0; i < a->candidate && s == dnnl_success; i++)
+        s = dnnl_primitive_desc_next_impl(*pd);
+    return s;
+}
 #else
+#define NO_MORE dnnl_iterator_ends
 typedef const dnnl_memory_desc_t *md_ref;
 
 static md_ref md_of(const tensor_md *m)
@@ -131,8 +143,16 @@ static dnnl_status_t pd_make(dnri_dnn *e, const pd_args *a, const_dnnl_primitive
     }
     if (s != dnnl_success)
         return s;
-    return dnnl_primitive_desc_create(pd, a->dense ? (const void *)&dense : (const void *)&conv,
-                                      a->attr, e->engine, hint);
+    dnnl_primitive_desc_iterator_t it = NULL;
+    s = dnnl_primitive_desc_iterator_create(
+        &it, a->dense ? (const void *)&dense : (const void *)&conv, a->attr, e->engine, hint);
+    for (int i = 0; i < a->candidate && s == dnnl_success; i++)
+        s = dnnl_primitive_desc_iterator_next(it);
+    if (s == dnnl_success && !(*pd = dnnl_primitive_desc_iterator_fetch(it)))
+        s = dnnl_out_of_memory;
+    if (it)
+        dnnl_primitive_desc_iterator_destroy(it);
+    return s;
 }
 #endif
 
@@ -192,6 +212,9 @@ dnr_status dnri_dnn_open(dnri_dnn **out)
     dnri_dnn *e = calloc(1, sizeof *e);
     if (!e)
         return DNR_FAIL_NOMEM();
+    /* A cached primitive stands in for every other candidate of its op. Without the cache, ops of one shape are made
+     * one by one, which takes no longer than 1 ms each. */
+    DNN_GOTO("start", dnnl_set_primitive_cache_capacity(0));
     DNN_GOTO("start", dnnl_engine_create(&e->engine, dnnl_cpu, 0));
     DNN_GOTO("start", dnnl_stream_create(&e->stream, e->engine, dnnl_stream_default_flags));
     *out = e;
@@ -384,7 +407,14 @@ dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **ou
         f.md = fwd_md;
         DNN_GOTO(what[d->dense][DNRI_DNN_FPROP], pd_make(e, &f, NULL, &hint));
     }
-    DNN_GOTO(what[d->dense][d->pass], pd_make(e, &a, hint, &pd));
+    a.candidate = d->candidate;
+    dnnl_status_t made = pd_make(e, &a, hint, &pd);
+    const char *impl = "unnamed";
+    if (made == dnnl_success)
+        dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &impl);
+    if (d->candidate > 0 && (made == NO_MORE || strncmp(impl, "ref", 3) == 0))
+        goto none; /* plain loops stand last, and may take minutes */
+    DNN_GOTO(what[d->dense][d->pass], made);
 
     dnnl_query_t weights_query =
         d->pass == DNRI_DNN_WGRAD ? dnnl_query_diff_weights_md : dnnl_query_weights_md;
@@ -399,9 +429,11 @@ dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **ou
         add_arg(&op->call[main_call], arg[d->pass][i],
                 op->mem[i == DNRI_DNN_WEIGHTS ? weights : i]);
 
-    const char *impl = "unnamed";
-    dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &impl);
     snprintf(op->impl, sizeof op->impl, "%s%s", impl, op->packed ? " + reorder" : "");
+    goto out;
+none:
+    dnri_dnn_drop(op);
+    op = NULL;
 out:
     if (pd)
         dnnl_primitive_desc_destroy(pd);

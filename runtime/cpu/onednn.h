@@ -23,11 +23,12 @@ typedef struct dnri_dnn_desc {
     bool biased;   /* dense only */
     bool training; /* FPROP: a backward pass will follow */
     bool deterministic;
+    int candidate;     /* 0: oneDNN's first choice; n: the n-th after it */
     int stride, pad;   /* convolution */
     dnr_desc shape[4]; /* src and dst NHWC, weights [K,R,S,C], bias [1,1,1,K] */
 } dnri_dnn_desc;
 
-/* Takes oneDNN's first choice. Weights are reordered inside the op where the implementation packs them. */
+/* DNR_OK with *out NULL: there is no such candidate. Weights are reordered inside the op where the implementation packs them. */
 dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **out);
 void dnri_dnn_drop(dnri_dnn_op *op);
 size_t dnri_dnn_workspace(const dnri_dnn_op *op);

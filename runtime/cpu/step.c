@@ -29,6 +29,7 @@ void *dnri_cpu_step(dnri_step *out, size_t size, dnr_status (*run)(void *ctx), i
 typedef struct dnn_step {
     dnri_dnn_op *op;
     int slot[4];
+    int threads; /* oneDNN wants as many in a run as it was promised when the op was made */
 } dnn_step;
 
 static void *bound(const dnri_binding *b, int slot)
@@ -47,7 +48,11 @@ static dnr_status dnn_bind(void *ctx, const dnri_binding *b)
 
 static dnr_status dnn_run(void *ctx)
 {
-    return dnri_dnn_run(((dnn_step *)ctx)->op);
+    const dnn_step *s = ctx;
+    int before = dnri_threads_use(s->threads);
+    dnr_status st = dnri_dnn_run(s->op);
+    dnri_threads_use(before);
+    return st;
 }
 
 static void dnn_drop(void *ctx)
@@ -63,8 +68,13 @@ dnr_status dnri_cpu_dnn_step(dnr_device *dev, const dnri_dnn_desc *d, const int 
     dnn_step *s = malloc(sizeof *s);
     if (!s)
         return DNR_FAIL_NOMEM();
+    const dnr_desc *w = &d->shape[DNRI_DNN_WEIGHTS];
+    s->threads = dnri_threads_for(dev, 2.0 * (double)dnri_count(&d->shape[DNRI_DNN_DST]) *
+                                           (double)(w->dim[1] * w->dim[2] * w->dim[3]));
+    int before = dnri_threads_use(s->threads);
     dnr_status st = dnri_dnn_create(dnri_cpu_of(dev)->dnn, d, &s->op);
-    if (st != DNR_OK) {
+    dnri_threads_use(before);
+    if (st != DNR_OK || !s->op) {
         free(s);
         return st;
     }

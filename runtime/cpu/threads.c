@@ -6,24 +6,41 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+static int pool = 1; /* threads of every parallel region */
+
 void dnri_slices(int slices, int64_t n, dnri_slice_fn fn, void *ctx)
 {
     if (slices <= 1) {
         fn(ctx, 0, 0, n);
         return;
     }
-    /* OpenMP may give fewer threads than asked for: the slices stay the same. */
-#pragma omp parallel num_threads(slices)
+    /* Always the whole pool: OpenMP ends the threads that a smaller region leaves over, and makes them anew for
+     * the next. It may give fewer than asked for: the slices stay the same. */
+#pragma omp parallel num_threads(pool)
     for (int s = omp_get_thread_num(); s < slices; s += omp_get_num_threads())
         fn(ctx, s, n * s / slices, n * (s + 1) / slices);
 }
 
 int dnri_slices_for(dnr_device *dev, int64_t elements)
 {
-    /* below this a parallel region costs more than it saves */
-    int64_t most = elements / 4096;
+    /* Some 10 us of work for each thread: waking it takes as long, and much longer where another process has its
+     * CPU. */
+    int64_t most = elements / 65536;
     int threads = dnri_cpu_of(dev)->threads;
     return most < 1 ? 1 : most < threads ? (int)most : threads;
+}
+
+int dnri_threads_for(dnr_device *dev, double flops)
+{
+    return flops < 32e6 ? 1 : dnri_cpu_of(dev)->threads; /* some 100 us of one thread, likewise */
+}
+
+int dnri_threads_use(int n)
+{
+    int before = omp_get_max_threads();
+    if (n != before)
+        omp_set_num_threads(n);
+    return before;
 }
 
 /* Does the user, or a launcher that shares the machine between ranks, place threads already? */
@@ -78,6 +95,7 @@ int dnri_threads_start(void)
         threads = omp_get_num_threads();
     }
     omp_set_num_threads(threads);
+    pool = threads;
     bind_pool(threads);
     return threads;
 }

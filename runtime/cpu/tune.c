@@ -1,0 +1,163 @@
+/* tune.c: times the ways to run an op, and remembers the fastest for others of the same shape. */
+#include "cpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+struct dnri_choice {
+    dnri_tune_key key;
+    int way;
+    dnri_choice *next;
+};
+
+enum { RUNS = 3 };                  /* of one way; the first also loads code and touches memory */
+static const double HOPELESS = 1.5; /* times the best so far: not run again */
+static const double BETTER = 0.97;  /* what a later way must save to be taken */
+
+void dnri_choices_drop(dnri_choice *c)
+{
+    while (c) {
+        dnri_choice *next = c->next;
+        free(c);
+        c = next;
+    }
+}
+
+static const dnri_choice *find(const dnri_cpu *dev, const dnri_tune_key *key)
+{
+    const dnri_choice *c = dev->choices;
+    while (c && memcmp(&c->key, key, sizeof *key))
+        c = c->next;
+    return c;
+}
+
+static dnr_status keep(dnri_cpu *dev, const dnri_tune_key *key, int way)
+{
+    dnri_choice *c = malloc(sizeof *c);
+    if (!c)
+        return DNR_FAIL_NOMEM();
+    *c = (dnri_choice){.key = *key, .way = way, .next = dev->choices};
+    dev->choices = c;
+    return DNR_OK;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Straight from the system and back to it: the heap would keep some. Every element is about 0.01, in fp32 and in
+ * bf16. */
+static dnr_status take(size_t bytes, void **out)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return DNR_FAIL_NOMEM();
+    madvise(p, bytes, MADV_HUGEPAGE);
+    memset(p, 0x3c, bytes);
+    *out = p;
+    return DNR_OK;
+}
+
+static void give_back(void *p, size_t bytes)
+{
+    if (p)
+        munmap(p, bytes);
+}
+
+static size_t bytes_of(const dnr_graph *g, dnr_tid t)
+{
+    return t < 0 ? 0 : dnri_bytes(dnri_desc(g, t));
+}
+
+static dnr_status take_tensors(const dnr_graph *g, const dnri_op *op, dnri_binding *b)
+{
+    for (int i = 0; i < op->n_in; i++)
+        if (op->in[i] >= 0)
+            DNR_TRY(take(bytes_of(g, op->in[i]), &b->in[i]));
+    for (int i = 0; i < op->n_out; i++)
+        if (op->out[i] >= 0)
+            DNR_TRY(take(bytes_of(g, op->out[i]), &b->out[i]));
+    return DNR_OK;
+}
+
+static void give_tensors_back(const dnr_graph *g, const dnri_op *op, dnri_binding *b)
+{
+    for (int i = 0; i < op->n_in; i++)
+        give_back(b->in[i], bytes_of(g, op->in[i]));
+    for (int i = 0; i < op->n_out; i++)
+        give_back(b->out[i], bytes_of(g, op->out[i]));
+}
+
+/* Seconds that the step takes; `best` is what others took. */
+static dnr_status time_step(const dnri_step *s, dnri_binding b, double best, double *seconds)
+{
+    dnr_status st = DNR_OK;
+    b.workspace = NULL;
+    if (s->workspace)
+        DNR_TRY(take(s->workspace, &b.workspace));
+    DNR_GOTO(st, s->bind(s->ctx, &b));
+    for (int i = 0; i < RUNS; i++) {
+        double start = now();
+        DNR_GOTO(st, s->run(s->ctx));
+        double t = now() - start;
+        if (i == 0 || t < *seconds)
+            *seconds = t;
+        if (best > 0 && t > HOPELESS * best)
+            break;
+    }
+out:
+    give_back(b.workspace, s->workspace);
+    return st;
+}
+
+/* Sets *way to the fastest of 0, 1, … and −1 … −extra. */
+static dnr_status contest(dnr_device *dev, dnri_way_fn make, const void *what, int extra,
+                          size_t cap, const dnri_binding *b, int *way)
+{
+    double best = 0;
+    bool more = true;
+    for (int w = 0; w >= -extra; w = more ? w + 1 : w > 0 ? -1 : w - 1) {
+        dnri_step s = {0};
+        double t = 0;
+        DNR_TRY(make(dev, what, w, &s));
+        if (!s.run) {
+            more = false;
+            continue;
+        }
+        dnr_status st = DNR_OK;
+        if (s.workspace <= cap)
+            st = time_step(&s, *b, best, &t);
+        s.drop(s.ctx);
+        DNR_TRY(st);
+        if (s.workspace <= cap && (best == 0 || t < BETTER * best)) {
+            best = t;
+            *way = w;
+        }
+    }
+    return DNR_OK;
+}
+
+dnr_status dnri_cpu_fastest(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                            const dnri_tune_key *key, dnri_way_fn make, const void *what, int extra,
+                            size_t cap, dnri_step *out)
+{
+    const dnri_choice *known = find(dnri_cpu_of(dev), key);
+    int way = 0;
+    if (known) {
+        way = known->way;
+    } else {
+        dnri_binding b = {0};
+        dnr_status st = take_tensors(g, op, &b);
+        if (st == DNR_OK)
+            st = contest(dev, make, what, extra, cap, &b, &way);
+        give_tensors_back(g, op, &b);
+        DNR_TRY(st);
+        DNR_TRY(keep(dnri_cpu_of(dev), key, way));
+    }
+    return make(dev, what, way, out);
+}

@@ -1,0 +1,247 @@
+/* test_cpu_ways.c: the CPU's ways to run a convolution: each of oneDNN's candidates and Winograd's method against
+ * plain fp64 loops, and the contest that picks one. */
+#include "../layers/cpu/winograd.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+extern const dnri_backend dnri_backend_cpu;
+static dnr_device *dev;
+
+typedef struct shape {
+    int64_t n, h, w, c, k;
+    int kernel, stride, pad;
+} shape;
+
+static uint64_t state = 1;
+
+static float draw(void)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (float)((double)(state >> 11) / 4503599627370496. - 1);
+}
+
+static double error_of(const float *got, const double *want, int64_t n)
+{
+    double d = 0, w = 0;
+    for (int64_t i = 0; i < n; i++) {
+        d += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        w += want[i] * want[i];
+    }
+    return isfinite(d) ? sqrt(d / w) : INFINITY;
+}
+
+/* tensor[which] in fp64 from the two others; they are src, weights, bias (absent), dst. */
+static double *naive(const dnri_dnn_desc *d, int which, float *const tensor[4])
+{
+    const dnr_desc *x = &d->shape[0], *w = &d->shape[1], *y = &d->shape[3];
+    double *out = calloc((size_t)dnri_count(&d->shape[which]), sizeof *out);
+    for (int64_t n = 0; n < y->dim[0]; n++)
+        for (int64_t p = 0; p < y->dim[1]; p++)
+            for (int64_t q = 0; q < y->dim[2]; q++)
+                for (int64_t k = 0; k < y->dim[3]; k++)
+                    for (int64_t r = 0; r < w->dim[1]; r++)
+                        for (int64_t s = 0; s < w->dim[2]; s++) {
+                            int64_t h = p * d->stride - d->pad + r, v = q * d->stride - d->pad + s;
+                            if (h < 0 || h >= x->dim[1] || v < 0 || v >= x->dim[2])
+                                continue;
+                            int64_t xi = ((n * x->dim[1] + h) * x->dim[2] + v) * x->dim[3];
+                            int64_t wi = ((k * w->dim[1] + r) * w->dim[2] + s) * w->dim[3];
+                            int64_t yi = ((n * y->dim[1] + p) * y->dim[2] + q) * y->dim[3] + k;
+                            for (int64_t c = 0; c < x->dim[3]; c++)
+                                if (which == DNRI_DNN_DST)
+                                    out[yi] +=
+                                        (double)tensor[0][xi + c] * (double)tensor[1][wi + c];
+                                else if (which == DNRI_DNN_SRC)
+                                    out[xi + c] +=
+                                        (double)tensor[1][wi + c] * (double)tensor[3][yi];
+                                else
+                                    out[wi + c] +=
+                                        (double)tensor[0][xi + c] * (double)tensor[3][yi];
+                        }
+    return out;
+}
+
+static dnri_dnn_desc describe(shape s, dnri_dnn_pass pass)
+{
+    int64_t p = (s.h + 2 * s.pad - s.kernel) / s.stride + 1;
+    int64_t q = (s.w + 2 * s.pad - s.kernel) / s.stride + 1;
+    dnri_dnn_desc d = {.pass = pass, .training = true, .stride = s.stride, .pad = s.pad};
+    d.shape[DNRI_DNN_SRC] = (dnr_desc){DNR_F32, {s.n, s.h, s.w, s.c}};
+    d.shape[DNRI_DNN_WEIGHTS] = (dnr_desc){DNR_F32, {s.k, s.kernel, s.kernel, s.c}};
+    d.shape[DNRI_DNN_DST] = (dnr_desc){DNR_F32, {s.n, p, q, s.k}};
+    return d;
+}
+
+/* Runs the step twice on memory full of NaN; the result's error. */
+static double run_step(dnri_step *step, const dnri_dnn_desc *d, int which, float *const tensor[4],
+                       const double *want)
+{
+    size_t count = (size_t)dnri_count(&d->shape[which]);
+    float *out = malloc(count * sizeof *out);
+    dnri_binding b = {.workspace = aligned_alloc(256, (step->workspace + 511) / 256 * 256)};
+    for (int i = 0; i < 4; i++)
+        b.in[i] = i == which ? out : tensor[i];
+    memset(b.workspace, 0xff, step->workspace);
+    assert_int_equal(step->bind(step->ctx, &b), DNR_OK);
+    for (int i = 0; i < 2; i++) {
+        memset(out, 0xff, count * sizeof *out);
+        assert_int_equal(step->run(step->ctx), DNR_OK);
+    }
+    double e = error_of(out, want, (int64_t)count);
+    step->drop(step->ctx);
+    free(out);
+    free(b.workspace);
+    return e;
+}
+
+static const int slots[4] = {0, 1, DNRI_DNN_ABSENT, 3};
+
+/* Relative error. oneDNN's range from 1e-7 to 1.3e-6 here, Winograd's from 1e-7 to 1.1e-6. */
+#define BOUND 2e-6
+
+static void check(shape s, int want_winograd)
+{
+    for (int pass = 0; pass < 3; pass++) {
+        dnri_dnn_desc d = describe(s, (dnri_dnn_pass)pass);
+        int which = pass == DNRI_DNN_FPROP   ? DNRI_DNN_DST
+                    : pass == DNRI_DNN_DGRAD ? DNRI_DNN_SRC
+                                             : 1;
+        float *tensor[4] = {0};
+        for (int i = 0; i < 4; i++)
+            if (i != DNRI_DNN_BIAS) {
+                int64_t n = dnri_count(&d.shape[i]);
+                tensor[i] = malloc((size_t)n * sizeof(float));
+                for (int64_t j = 0; j < n; j++)
+                    tensor[i][j] = draw();
+            }
+        double *want = naive(&d, which, tensor);
+        dnri_step step = {0};
+        assert_int_equal(dnri_winograd_fits(&d), want_winograd);
+        if (want_winograd) {
+            assert_int_equal(dnri_winograd_step(dev, &d, slots, &step), DNR_OK);
+            double e = run_step(&step, &d, which, tensor, want);
+            if (e >= BOUND)
+                fail_msg("pass %d, %lld channels: relative error %.2g", pass, (long long)s.c, e);
+        }
+        for (int i = 0;; i++) {
+            step = (dnri_step){0};
+            d.candidate = i;
+            assert_int_equal(dnri_cpu_dnn_step(dev, &d, slots, &step), DNR_OK);
+            if (!step.run) {
+                assert_true(i > 0 && i < 64);
+                break;
+            }
+            char impl[64];
+            snprintf(impl, sizeof impl, "%s", step.impl);
+            double e = run_step(&step, &d, which, tensor, want);
+            if (e >= BOUND)
+                fail_msg("%s, pass %d, %lld channels: %.2g", impl, pass, (long long)s.c, e);
+        }
+        for (int i = 0; i < 4; i++)
+            free(tensor[i]);
+        free(want);
+    }
+}
+
+static void test_ways_agree(void **unused)
+{
+    check((shape){2, 8, 8, 16, 32, 3, 1, 1}, true);
+    check((shape){3, 7, 5, 32, 16, 3, 1, 1}, true); /* cut tiles */
+    check((shape){1, 9, 14, 64, 48, 3, 1, 0}, true);
+    check((shape){2, 3, 6, 48, 64, 3, 1, 2}, true);
+    check((shape){1, 1, 1, 16, 16, 3, 1, 1}, true);     /* less than a tile */
+    check((shape){40, 12, 12, 16, 128, 3, 1, 1}, true); /* several groups and slices */
+    check((shape){9, 28, 28, 64, 16, 3, 1, 1}, true);
+    check((shape){2, 9, 9, 16, 32, 3, 2, 1}, false);
+    check((shape){2, 8, 8, 16, 24, 3, 1, 1}, false);
+    check((shape){2, 8, 8, 16, 32, 1, 1, 0}, false);
+    check((shape){2, 23, 23, 3, 16, 7, 2, 3}, false);
+}
+
+/* ---- the contest */
+
+typedef struct race {
+    int ways, made[8];
+    int ms[8]; /* way −1's at 7 */
+    size_t workspace[8];
+} race;
+
+typedef struct runner {
+    dnri_binding b;
+    int ms;
+} runner;
+
+static dnr_status sleep_ms(void *ctx)
+{
+    nanosleep(&(struct timespec){.tv_nsec = ((runner *)ctx)->ms * 1000000L}, NULL);
+    return DNR_OK;
+}
+
+static dnr_status enter(dnr_device *device, const void *what, int way, dnri_step *out)
+{
+    race *r = (race *)(uintptr_t)what;
+    if (way >= r->ways)
+        return DNR_OK;
+    int i = way < 0 ? 7 : way;
+    runner *s = dnri_cpu_step(out, sizeof *s, sleep_ms, 1);
+    assert_non_null(s);
+    s->ms = r->ms[i];
+    out->workspace = r->workspace[i];
+    snprintf(out->impl, sizeof out->impl, "way %d", way);
+    r->made[i]++;
+    return DNR_OK;
+}
+
+static void expect_way(race *r, int64_t key, int extra, int way)
+{
+    dnri_tune_key k = {{key}};
+    dnri_step step = {0};
+    char want[16];
+    const dnri_op op = {0};
+    assert_int_equal(dnri_cpu_fastest(dev, NULL, &op, &k, enter, r, extra, 1 << 20, &step), DNR_OK);
+    snprintf(want, sizeof want, "way %d", way);
+    assert_string_equal(step.impl, want);
+    step.drop(step.ctx);
+}
+
+static void test_contest(void **unused)
+{
+    race r = {.ways = 3, .ms = {60, 20, 60, [7] = 60}, .workspace = {100, 100, 100, 100}};
+    expect_way(&r, 1, 1, 1);
+    assert_int_equal(r.made[0] + r.made[2] + r.made[7], 3);
+    assert_int_equal(r.made[1], 2); /* for the contest, and to keep */
+    r.ms[2] = 1;
+    expect_way(&r, 1, 1, 1); /* known: not timed again */
+    assert_int_equal(r.made[2], 1);
+    expect_way(&r, 2, 1, 2);  /* of another shape */
+    r.workspace[2] = 2 << 20; /* beyond the cap */
+    expect_way(&r, 3, 1, 1);
+    r = (race){.ways = 1, .ms = {40, [7] = 5}};
+    expect_way(&r, 4, 1, -1);
+    expect_way(&r, 5, 0, 0);
+}
+
+static int open_device(void **unused)
+{
+    return dnri_backend_cpu.open(NULL, &dev) != DNR_OK || !(dev->be = &dnri_backend_cpu);
+}
+
+static int close_device(void **unused)
+{
+    dnri_backend_cpu.close(dev);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ways_agree),
+                                       cmocka_unit_test(test_contest)};
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}
