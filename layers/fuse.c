@@ -135,6 +135,8 @@ dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion,
     DNR_TRY(dnri_fuse_gradient_add(g));
     if (fusion == DNR_FUSION_OFF)
         return DNR_OK;
+    DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS));
+    DNR_TRY(dnri_fuse_input(g, dev, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_statistics(g, dev));
     return recompute == DNR_RECOMPUTE_NONE ? dnri_fuse_masks(g, dev) : DNR_OK;
 }

@@ -2,7 +2,12 @@
 #ifndef DNR_FUSE_H
 #define DNR_FUSE_H
 
+#include "../runtime/engine_ops.h"
 #include "layers.h"
+
+/* Where ingest is read by nothing but conv.fprop and conv.wgrad, and the device has all of them in their packed
+ * form, they take that form. */
+dnr_status dnri_fuse_input(dnr_graph *g, dnr_device *dev, dnri_packing packing);
 
 /* norm.train with ReLU and no residual, read forwards by a max pool alone, becomes norm_pool.train, and the pair
  * of their backward ops norm_pool.bwd: the norm's y is then neither written nor kept. */

@@ -29,6 +29,15 @@ extern const dnri_op_def dnri_def_conv_dgrad; /* conv.dgrad in {dy, w} out {dx} 
 extern const dnri_op_def
     dnri_def_conv_wgrad; /* conv.wgrad in {x, dy} out {dw: GRAD, master type} */
 
+/* ---- conv_packed.c: conv.fprop and conv.wgrad of pictures, 3 channels, that ingest.packed wrote; what a rewrite
+ * makes of the first layer where the device has these ops. w and dw are as ever.
+ * conv_packed.fprop in {packed x, w} out {y};  conv_packed.wgrad in {packed x, dy} out {dw} */
+typedef struct dnri_packed_conv_attr {
+    dnri_conv_attr conv;
+    int64_t packing; /* dnri_packing */
+} dnri_packed_conv_attr;
+extern const dnri_op_def dnri_def_packed_conv, dnri_def_packed_conv_wgrad;
+
 /* ---- norm.c: batch normalisation (Ioffe & Szegedy 2015, arXiv:1502.03167), PyTorch's conventions:
  * biased variance normalises, the running variance is unbiased, momentum weighs the new value.
  *   y = act(gamma · (x − mean) · invstd + beta + residual)

@@ -22,6 +22,26 @@ static dnr_status ingest_infer(dnr_graph *g, dnri_op *op)
 
 const dnri_op_def dnri_def_ingest = {.name = "ingest", .infer = ingest_infer};
 
+dnr_desc dnri_packed_desc(dnr_dtype t, int64_t n, int64_t h, int64_t w, int64_t packing)
+{
+    return packing == DNRI_QUADS ? dnri_desc4(t, n, h, w, 4) : dnri_desc4(t, n, h / 2, w / 2, 16);
+}
+
+static dnr_status packed_infer(dnr_graph *g, dnri_op *op)
+{
+    const dnri_ingest_attr *a = ingest_attr(op);
+    const int64_t packing = ((const dnri_packed_ingest_attr *)op->attr)->packing;
+    if (packing == DNRI_BLOCKS && (a->h % 2 || a->w % 2))
+        return DNR_FAIL(DNR_EUSAGE, "use pictures of even sides",
+                        "blocks of pictures of %lld x %lld", (long long)a->h, (long long)a->w);
+    DNR_TRY(dnri_out(g, op, 0,
+                     dnri_packed_desc(dnri_graph_numerics(g)->compute, a->n, a->h, a->w, packing),
+                     "packed"));
+    return dnri_out(g, op, 1, dnri_desc4(DNR_I32, a->n, 1, 1, 1), "labels");
+}
+
+const dnri_op_def dnri_def_packed_ingest = {.name = "ingest.packed", .infer = packed_infer};
+
 dnr_status dnri_ingest(dnr_graph *g, const dnri_ingest_attr *a, dnr_tid *x, dnr_tid *labels)
 {
     dnr_tid in = dnri_slab_tensor(g, DNRI_CELL);

@@ -15,6 +15,18 @@ typedef struct dnri_ingest_attr {
 extern const dnri_op_def dnri_def_ingest;
 dnr_status dnri_ingest(dnr_graph *g, const dnri_ingest_attr *a, dnr_tid *x, dnr_tid *labels);
 
+/* ingest.packed: the same, but x lies as the first layer of a device likes it, with zeros as fourth channel:
+ *   QUADS  x[n,h,w,4]
+ *   BLOCKS x[n,h/2,w/2,16]: channel (u·2 + v)·4 + c at (i, j) is channel c at (2i + u, 2j + v) */
+typedef enum dnri_packing { DNRI_QUADS = 1, DNRI_BLOCKS } dnri_packing;
+typedef struct dnri_packed_ingest_attr {
+    dnri_ingest_attr in; /* first */
+    int64_t packing;
+} dnri_packed_ingest_attr;
+extern const dnri_op_def dnri_def_packed_ingest;
+/* The shape of packed pictures, n of h x w. */
+dnr_desc dnri_packed_desc(dnr_dtype t, int64_t n, int64_t h, int64_t w, int64_t packing);
+
 /* grad.fold: in {GRAD, HEADER}, out {GSUM}. gsum ← first ? grad : gsum + grad. */
 extern const dnri_op_def dnri_def_grad_fold;
 

@@ -80,6 +80,21 @@ static void test_resnet50(void **state)
             }
 }
 
+/* The stem over packed pictures; BLOCKS is padded by less at the end than at the start. */
+static void test_packed_stem(void **state)
+{
+    static const int quads[] = {4, 224, 64, 7, 2, 3}, blocks[] = {16, 112, 64, 4, 1, 2};
+    if (!probe)
+        skip();
+    for (int i = 0; i < 4; i++) {
+        const dnri_conv_kind kind = i % 2 ? DNRI_WGRAD : DNRI_FPROP;
+        dnri_conv_problem p = i < 2 ? problem(quads, kind, DNR_F16, false, 256)
+                                    : problem(blocks, kind, DNR_BF16, false, 256);
+        p.p = p.q = 112;
+        expect_plan(&p);
+    }
+}
+
 /* Sums over y come out of a precompiled engine's epilogue for all but the stem, also of ResNet-18. */
 static void test_statistics(void **state)
 {
@@ -181,9 +196,9 @@ static void read_device(void)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resnet50),      cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_workspace_cap), cmocka_unit_test(test_fp32_is_fp32),
-        cmocka_unit_test(test_bad_device),
+        cmocka_unit_test(test_resnet50),     cmocka_unit_test(test_packed_stem),
+        cmocka_unit_test(test_statistics),   cmocka_unit_test(test_workspace_cap),
+        cmocka_unit_test(test_fp32_is_fp32), cmocka_unit_test(test_bad_device),
     };
     read_device();
     open_module();

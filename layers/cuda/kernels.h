@@ -124,6 +124,15 @@ void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void 
 /* ---- conv.cu */
 /* fp32 from `type`, n elements */
 void k_widen(cudaStream_t s, int type, int sms, const void *x, float *y, int64_t n);
+/* Weights [k,kernel,kernel,3] of a layer over packed pictures: QUADS [k,m,m,4], m = kernel; BLOCKS [k,m,m,16], whose
+ * first block begins `lead` pixels before the window. */
+typedef struct k_packed_args {
+    int type, k, kernel, m, lead;
+    bool blocks;
+} k_packed_args;
+void k_pack_weight(cudaStream_t s, const k_packed_args *a, const void *w, void *packed);
+/* dw, fp32, from its packed form in a->type */
+void k_unpack_dw(cudaStream_t s, const k_packed_args *a, const void *packed, float *dw);
 /* Plain loops, for what cuDNN lacks. x [n,h,w,c], w [k,kernel,kernel,c], y [n,p,q,k]; dw is fp32. */
 typedef struct k_conv_args {
     int type, sms;

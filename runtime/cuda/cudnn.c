@@ -99,17 +99,25 @@ static dnr_status tensor(keep *k, int64_t uid, int64_t dtype, int64_t n, int64_t
     return finalize(*out, "tensor");
 }
 
+/* The padding that follows: as much as comes before where that gives the size of the output, else what does. */
+static int64_t pad_after(const dnri_conv_problem *p, int64_t in, int64_t out)
+{
+    bool even = (in + 2 * p->pad - p->kernel) / p->stride + 1 == out;
+    return even ? p->pad : (out - 1) * p->stride + p->kernel - in - p->pad;
+}
+
 static dnr_status convolution(keep *k, const dnri_conv_problem *p, cudnnBackendDescriptor_t *out)
 {
     cudnnDataType_t type = CUDNN_DATA_FLOAT;
     cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     int64_t two = 2, one[] = {1, 1}, pad[] = {p->pad, p->pad}, stride[] = {p->stride, p->stride};
+    int64_t after[] = {pad_after(p, p->h, p->p), pad_after(p, p->w, p->q)};
     DNR_TRY(make(k, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, out));
     DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type));
     DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode));
     DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &two));
     DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, pad));
-    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, pad));
+    DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, after));
     DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride));
     DNR_TRY(set(*out, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, one));
     return finalize(*out, "convolution");

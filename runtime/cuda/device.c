@@ -406,8 +406,8 @@ static void counters(dnr_device *dev, int64_t *allocs, int64_t *syncs)
 /* ---------------------------------------------------------------- lowering */
 
 static const dnri_lowering *const tables[] = {
-    dnri_cuda_engine, dnri_cuda_conv, dnri_cuda_norm,     dnri_cuda_pool, dnri_cuda_norm_pool,
-    dnri_cuda_dense,  dnri_cuda_loss, dnri_cuda_shortcut, NULL,
+    dnri_cuda_engine,      dnri_cuda_conv,  dnri_cuda_norm, dnri_cuda_pool,     dnri_cuda_norm_pool,
+    dnri_cuda_packed_conv, dnri_cuda_dense, dnri_cuda_loss, dnri_cuda_shortcut, NULL,
 };
 
 static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)

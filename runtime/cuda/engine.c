@@ -15,6 +15,13 @@ static dnr_status run_ingest(dnri_cuda_op *s)
         scale[c] = (float)a->scale[c];
         shift[c] = (float)a->shift[c];
     }
+    if (s->op.def == &dnri_def_packed_ingest) {
+        const int64_t packing = ((const dnri_packed_ingest_attr *)s->op.attr)->packing;
+        k_packed_ingest(s->stream, (int)s->out[0].dtype, s->dev->sms, s->at.in[0], a->n, a->h, a->w,
+                        packing == DNRI_BLOCKS, (int64_t)dnri_slot_pixels(a->n), scale, shift,
+                        s->at.out[0], s->at.out[1], s->at.out[2]);
+        return DNR_OK;
+    }
     k_ingest(s->stream, (int)s->out[0].dtype, s->dev->sms, s->at.in[0], a->n,
              a->n * a->h * a->w * 3, (int64_t)dnri_slot_pixels(a->n), scale, shift, s->at.out[0],
              s->at.out[1], s->at.out[2]);
@@ -25,6 +32,18 @@ static dnr_status lower_ingest(dnr_device *dev, const dnr_graph *g, const dnri_o
                                const dnri_lower_opts *o, dnri_step *out)
 {
     return dnri_cuda_lower(dev, g, op, run_ingest, 1, "k_ingest", out, NULL);
+}
+
+static bool takes_packed(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    const dnri_ingest_attr *a = (const dnri_ingest_attr *)op->attr;
+    return a->h % 2 == 0 && a->w % 2 == 0 && dnri_dtype_size(dnri_graph_numerics(g)->compute) == 2;
+}
+
+static dnr_status lower_packed_ingest(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                                      const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_ingest, 1, "k_packed_ingest", out, NULL);
 }
 
 static dnr_status run_add(dnri_cuda_op *s)
@@ -140,8 +159,13 @@ static dnr_status lower_scaler(dnr_device *dev, const dnr_graph *g, const dnri_o
 }
 
 const dnri_lowering dnri_cuda_engine[] = {
-    {&dnri_def_ingest, NULL, lower_ingest},  {&dnri_def_add, NULL, lower_add},
-    {&dnri_def_grad_fold, NULL, lower_fold}, {&dnri_def_grad_stat, NULL, lower_stat},
-    {&dnri_def_sgd, NULL, lower_sgd},        {&dnri_def_ema, NULL, lower_ema},
-    {&dnri_def_scaler, NULL, lower_scaler},  {0},
+    {&dnri_def_ingest, NULL, lower_ingest},
+    {&dnri_def_packed_ingest, takes_packed, lower_packed_ingest},
+    {&dnri_def_add, NULL, lower_add},
+    {&dnri_def_grad_fold, NULL, lower_fold},
+    {&dnri_def_grad_stat, NULL, lower_stat},
+    {&dnri_def_sgd, NULL, lower_sgd},
+    {&dnri_def_ema, NULL, lower_ema},
+    {&dnri_def_scaler, NULL, lower_scaler},
+    {0},
 };

@@ -23,19 +23,25 @@ struct ingest_args {
     dnri_header *header;
 };
 
+/* Labels and header. */
+__device__ __forceinline__ void ingest_rest(const ingest_args &a, const uint8_t *slot)
+{
+    if (blockIdx.x > 0)
+        return;
+    const int32_t *labels = (const int32_t *)(slot + sizeof(dnri_header));
+    for (int64_t i = threadIdx.x; i < a.batch; i += blockDim.x)
+        a.labels[i] = labels[i];
+    if (threadIdx.x < sizeof(dnri_header) / 4)
+        ((int32_t *)a.header)[threadIdx.x] = ((const int32_t *)slot)[threadIdx.x];
+}
+
 /* A thread turns 16 bytes into 16 values; 16 mod 3 = 1, so its first channel is its index mod 3. */
 template <class T> __global__ void __launch_bounds__(THREADS) k_ingest_kernel(ingest_args a, T *x)
 {
     const uint8_t *slot = *a.cell;
     if (!slot)
         return;
-    if (blockIdx.x == 0) {
-        const int32_t *labels = (const int32_t *)(slot + sizeof(dnri_header));
-        for (int64_t i = threadIdx.x; i < a.batch; i += blockDim.x)
-            a.labels[i] = labels[i];
-        if (threadIdx.x < sizeof(dnri_header) / 4)
-            ((int32_t *)a.header)[threadIdx.x] = ((const int32_t *)slot)[threadIdx.x];
-    }
+    ingest_rest(a, slot);
     const uint8_t *px = slot + a.pixels_at;
     for (int64_t i = first_item(); i * 16 < a.pixels; i += item_stride()) {
         int c = (int)(i % 3);
@@ -71,6 +77,56 @@ template <class T> __global__ void __launch_bounds__(THREADS) k_ingest_kernel(in
                                                       : sh[2]));
         }
     }
+}
+
+/* A thread has a block of 2 x 2 pixels: two pairs, each 6 bytes in and 8 values out. */
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    k_packed_ingest_kernel(ingest_args a, int64_t rows, int w, bool blocks, T *x)
+{
+    const uint8_t *slot = *a.cell;
+    if (!slot)
+        return;
+    ingest_rest(a, slot);
+    const int half = w / 2;
+    for (int64_t i = first_item(); i < rows / 2 * half; i += item_stride()) {
+        int64_t row = i / half * 2, col = i % half * 2;
+        uint16_t raw[2][3]; /* rows begin at even addresses */
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int k = 0; k < 3; k++)
+                raw[u][k] =
+                    __ldcs((const uint16_t *)(slot + a.pixels_at + ((row + u) * w + col) * 3) + k);
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            const uint8_t *b = (const uint8_t *)raw[u];
+            float f[8];
+            k_vec<T, 8> v;
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                f[j] =
+                    j % 4 == 3 ? 0 : (float)b[j / 4 * 3 + j % 4] * a.scale[j % 4] + a.shift[j % 4];
+            k_pack(f, v);
+            k_put(x + (blocks ? i * 16 + u * 8 : ((row + u) * w + col) * 4), v);
+        }
+    }
+}
+
+void k_packed_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch, int64_t h,
+                     int64_t w, bool blocks, int64_t pixels_at, const float scale[3],
+                     const float shift[3], void *x, int32_t *labels, dnri_header *header)
+{
+    ingest_args a = {(const uint8_t *const *)cell, batch, 0, pixels_at, {}, {}, labels, header};
+    for (int c = 0; c < 3; c++) {
+        a.scale[c] = scale[c];
+        a.shift[c] = shift[c];
+    }
+    unsigned grid = k_blocks(batch * h * w / 4, THREADS, 16 * sms);
+    k_by_type(type, [&](auto t) {
+        using T = decltype(t);
+        k_packed_ingest_kernel<T><<<grid, THREADS, 0, s>>>(a, batch * h, (int)w, blocks, (T *)x);
+    });
 }
 
 void k_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch, int64_t pixels,

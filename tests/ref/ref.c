@@ -10,9 +10,9 @@ typedef struct ref_device {
     int64_t allocs, syncs;
 } ref_device;
 
-static const ref_row *const tables[] = {ref_conv_rows,      ref_norm_rows,  ref_pool_rows,
-                                        ref_norm_pool_rows, ref_dense_rows, ref_loss_rows,
-                                        ref_engine_rows};
+static const ref_row *const tables[] = {ref_conv_rows,      ref_norm_rows,   ref_pool_rows,
+                                        ref_norm_pool_rows, ref_packed_rows, ref_dense_rows,
+                                        ref_loss_rows,      ref_engine_rows};
 
 static const ref_row *find(const dnri_op_def *def)
 {
