@@ -61,6 +61,7 @@ typedef struct cfg {
         int64_t log_every, eval_every;
         double save_every, save_minutes;
         int64_t keep;
+        bool tensorboard;
     } run;
 
     /* not keys */

@@ -190,12 +190,12 @@ const cfg_key cfg_keys[] = {
     BOOL("cudnn.benchmark", cudnn.benchmark, "true",
          "CUDA: time the candidate implementations of each convolution and take the fastest, "
          "instead of cuDNN's first proposal."),
-    CHOICE("cudnn.fusion", cudnn.fusion, "auto|off|d1", "auto",
-           "CUDA, fp16: `d1`: convolutions sum up the statistics of the batch norm that follows, "
-           "where that "
-           "is faster than a pass of its own; `auto`: the highest level, now `d1`. The results "
-           "differ by "
-           "rounding only."),
+    CHOICE(
+        "cudnn.fusion", cudnn.fusion, "auto|off|d1", "auto",
+        "Fewer passes over memory. `d1`: the stem's batch norm, ReLU and max pool are one pass; on "
+        "CUDA, convolutions in fp16 sum up the statistics of the batch norm that follows, and in "
+        "16 bits a batch norm behind a residual leaves a mask for its gradient; `auto`: the "
+        "highest level, now `d1`. The results differ by rounding only."),
     INT("cudnn.workspace_mb", cudnn.workspace_mb, 1, 1e6, "1024", "MiB",
         "Most workspace that one launch may ask for."),
 
@@ -213,6 +213,9 @@ const cfg_key cfg_keys[] = {
          "A checkpoint also when this much time has passed since the last. 0: none by time."),
     INT("run.keep", run.keep, 0, 1e6, "3", "checkpoints",
         "The newest checkpoints to keep; older ones, except the best, are removed. 0: all."),
+    BOOL(
+        "run.tensorboard", run.tensorboard, "false",
+        "Write TensorBoard's event files into the run directory too: `tensorboard --logdir runs`."),
 };
 const int cfg_n_keys = sizeof cfg_keys / sizeof cfg_keys[0];
 _Static_assert(sizeof cfg_keys / sizeof cfg_keys[0] <= CFG_MAX_KEYS,

@@ -10,6 +10,7 @@ static const tool_command commands[] = {
     {"train", "train a model", cmd_train},
     {"eval", "accuracy of a trained model on validation pictures", cmd_eval},
     {"predict", "what a trained model sees in pictures", cmd_predict},
+    {"report", "runs as one page: curves, memory map, cfg", cmd_report},
     {"plan", "what a training step runs, and where it lies in memory", cmd_plan},
     {"bench", "speed and memory of training and inference, beside PyTorch's too", cmd_bench},
     {"version", "versions of dnnrun, its libraries and back ends", cmd_version},

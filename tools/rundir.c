@@ -1,5 +1,6 @@
 /* rundir.c: the run directory. */
 #include "rundir.h"
+#include "events.h"
 #include "screen.h"
 
 #include <errno.h>
@@ -260,6 +261,21 @@ int rundir_keep_records(FILE *from, FILE *to, int64_t step)
     return damaged;
 }
 
+static dnr_status write_plan(const rundir *r, const session *s, dnr_error *err)
+{
+    FILE *f = begin_file(r, "plan.json");
+    bool bad = f && dnr_trainer_explain(s->trainer, DNR_EXPLAIN_JSON, f) != DNR_OK;
+    return end_file(r, f, "plan.json", bad, err);
+}
+
+static dnr_status open_events(rundir *r, const session *s, int64_t step, dnr_error *err)
+{
+    if (!s->cfg.run.tensorboard)
+        return DNR_OK;
+    r->events = events_open(r->path, step);
+    return r->events ? DNR_OK : disk_error(r->path, "write TensorBoard's events to", err);
+}
+
 static dnr_status open_metrics(rundir *r, int64_t step, dnr_error *err)
 {
     char file[PATH_ROOM];
@@ -293,7 +309,9 @@ dnr_status rundir_begin(rundir *r, const session *s, const dnr_checkpoint *from,
     TOOL_LIB(st, dnr_checkpoint_rewind(folder, step));
     TOOL_TRY(st, write_cfg(r, s, err));
     TOOL_TRY(st, write_manifest(r, s, from, argc, argv, err));
+    TOOL_TRY(st, write_plan(r, s, err));
     TOOL_TRY(st, open_metrics(r, step, err));
+    TOOL_TRY(st, open_events(r, s, step, err));
 out:
     return st;
 }
@@ -321,10 +339,11 @@ dnr_status rundir_record(rundir *r, json_t *record, dnr_error *err)
     char file[PATH_ROOM];
     errno = 0;
     int bad = json_dumpf(record, r->metrics, JSON_COMPACT | JSON_REAL_PRECISION(10));
+    int lost = r->events ? events_write(r->events, record) : 0;
     json_decref(record);
     if (bad || fputc('\n', r->metrics) == EOF || fflush(r->metrics) != 0)
         return disk_error(inside(r, "metrics.jsonl", file), "write", err);
-    return DNR_OK;
+    return lost ? disk_error(r->path, "write TensorBoard's events to", err) : DNR_OK;
 }
 
 /* ---------------------------------------------------------------- checkpoints */
@@ -385,6 +404,8 @@ void rundir_close(rundir *r)
     char file[PATH_ROOM];
     if (r->metrics)
         fclose(r->metrics);
+    if (r->events)
+        fclose(r->events);
     if (r->lock) {
         if (!r->begun && access(inside(r, "resolved.cfg", file), F_OK) != 0)
             unlink(inside(r, ".lock", file));

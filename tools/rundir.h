@@ -3,6 +3,8 @@
  *     resolved.cfg                    every key with its value
  *     manifest.json                   versions, device, plan and data hashes, command line, start time, resumes
  *     metrics.jsonl                   a record a logged step ("train"), an evaluation ("eval") …
+ *     plan.json                       what a step runs, and the map of its memory
+ *     events.out.tfevents.*           for TensorBoard, where run.tensorboard asks for it
  *     checkpoints/step-NNNNNNNNN      whole checkpoints (dnnrun.h)
  *     checkpoints/last, best          links to two of them
  *
@@ -18,8 +20,9 @@ struct json_t;
 typedef struct rundir {
     char path[CFG_TEXT];
     FILE *metrics;
-    int lock;   /* descriptor + 1; 0: none */
-    bool begun; /* something of the run lies in it */
+    FILE *events; /* NULL without run.tensorboard */
+    int lock;     /* descriptor + 1; 0: none */
+    bool begun;   /* something of the run lies in it */
 } rundir;
 
 /* Makes the folder: `out`, else run.out, else runs/<cfg>-<date>-<time>, and locks it. One that holds a run is

@@ -189,11 +189,12 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
     *a = (tool_args){.top = -1, .warmup = -1, .runs = -1, .tolerance = -1};
     opterr = 0;
     optind = 1;
-    while ((c = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, allowed & ARG_OUT ? ":ho:" : ":h", options, NULL)) != -1) {
         switch (c) {
         case 'h':
             a->help = true;
             return DNR_OK;
+        case 'o':
         case ARG_OUT:
             a->out = optarg;
             break;

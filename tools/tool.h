@@ -89,6 +89,7 @@ dnr_status cmd_train(int argc, char **argv, dnr_error *err);
 dnr_status cmd_eval(int argc, char **argv, dnr_error *err);
 dnr_status cmd_plan(int argc, char **argv, dnr_error *err);
 dnr_status cmd_predict(int argc, char **argv, dnr_error *err);
+dnr_status cmd_report(int argc, char **argv, dnr_error *err);
 dnr_status cmd_bench(int argc, char **argv, dnr_error *err);
 dnr_status cmd_version(int argc, char **argv, dnr_error *err);
 dnr_status cmd_config_doc(int argc, char **argv, dnr_error *err);

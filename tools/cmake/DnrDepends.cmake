@@ -29,6 +29,10 @@ dnr_simple(dnr_json jansson jansson.h jansson libjansson-dev)
 dnr_simple(dnr_hash xxhash xxhash.h xxhash libxxhash-dev)
 dnr_simple(dnr_ini inih ini.h inih libinih-dev)
 
+# The report's charts: embedded into the tool
+find_file(DNR_CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist)
+dnr_report("Chart.js" "${DNR_CHART_JS}" "dnnrun report" "${DNR_APT} libjs-chart.js (without it dnnrun report fails)")
+
 # Pictures: stb_image always; libjpeg-turbo where it is found
 find_path(DNR_STB_INCLUDE stb/stb_image.h)
 if(NOT DNR_STB_INCLUDE)
