@@ -14,6 +14,10 @@
  *     while (more) dnr_trainer_step(t, loader, &metrics);
  *     dnr_trainer_save(t, "model.safetensors");
  *
+ * share/dnnrun/examples/train.c is such a program, whole, in 40 lines. The sections below go from what each program needs
+ * to what few do: status, device, data, training, checkpoints, looking inside. Layers and models of one's own:
+ * dnnrun/runtime/extend.h.
+ *
  * Conventions: every fallible function returns a dnr_status and explains itself through
  * dnr_last_error(); objects are created through an out-pointer, owned by the caller and destroyed
  * with X_close / X_destroy, which accept NULL; pointers handed out by getters are borrowed and live
@@ -324,8 +328,9 @@ void dnr_trainer_destroy(dnr_trainer *t);
  *
  * A step with a gradient that is not finite changes no weight. In fp16 the loss scale is halved then;
  * where it is 1 or unused, training cannot go on: the step is run again, op by op, and the call that
- * would describe it (and each later one) fails with DNR_EFAIL, naming the step, the first layer and tensor that is not
- * finite, its range, the samples and the likely cause; the log gets the names of all samples. */
+ * would describe it (and each later one) fails with DNR_EFAIL, naming the step, the first layer and
+ * tensor that is not finite, its range, the samples and the likely cause; the log gets the names of
+ * all samples. */
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out);
 /* The same on batches of the caller's, `n` = `accumulate` of them. The caller's again on return. */
 dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dnr_metrics *out);
@@ -350,9 +355,9 @@ dnr_status dnr_trainer_load(dnr_trainer *t, const char *path);
  * keeps its initial values. Says what was taken and what was not through the log. */
 dnr_status dnr_trainer_init_from(dnr_trainer *t, const char *path);
 
-/* ---- checkpoints: all that a training needs to go on as if it had never stopped
- *
- * A checkpoint is a folder, complete or absent, whatever happens while it is written:
+/* ---------------------------------------------------------------- checkpoints */
+
+/* All that a training needs to go on as if it had never stopped. A checkpoint is a folder, complete or absent, whatever happens while it is written:
  *
  *     model.safetensors      weights and running statistics, as dnr_trainer_save writes them
  *     model_ema.safetensors  their moving averages, where opts.ema is set
@@ -390,6 +395,8 @@ dnr_status dnr_checkpoint_prune(const char *folder, int keep, const char *best);
 /* Renames the checkpoints of more than `steps` steps in `folder` to superseded-step-…, so that a run
  * that goes on from an earlier one does not find them; says so. */
 dnr_status dnr_checkpoint_rewind(const char *folder, int64_t steps);
+
+/* ---------------------------------------------------------------- looking inside */
 
 /* Text for the metadata of the files that this trainer saves, such as "class_names". The library itself
  * writes "architecture", "stem", "classes", "image" (pixels), "mean" and "std". At most 16. */
