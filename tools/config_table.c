@@ -97,7 +97,8 @@ const cfg_key cfg_keys[] = {
     INT("data.max_pixels", data.max_pixels, 1, 1e12, "178956970", "pixels",
         "A picture with more is bad. The default is Pillow's limit."),
     INT("data.threads", data.threads, 0, 1024, "0", "threads",
-        "Threads that decode. 0: one for each core, at most 16."),
+        "Threads that decode. 0: one for each core, at most 16; one for every four where the CPU "
+        "computes, which they leave the cores to."),
     INT("data.prefetch", data.prefetch, 0, 1024, "0", "batches", "Batches decoded ahead. 0: 3."),
     BOOL("data.shuffle", data.shuffle, "true",
          "Visit the training pictures in a new random order each epoch. The order depends on "
@@ -188,8 +189,9 @@ const cfg_key cfg_keys[] = {
            "the same."),
 
     BOOL("cudnn.benchmark", cudnn.benchmark, "true",
-         "CUDA: time the candidate implementations of each convolution and take the fastest, "
-         "instead of cuDNN's first proposal."),
+         "Time the candidate implementations of each large convolution and take the fastest, instead "
+         "of the first that cuDNN or oneDNN proposes. On the CPU in fp32 they include Winograd's "
+         "method, with about four times the rounding error."),
     CHOICE(
         "cudnn.fusion", cudnn.fusion, "auto|off|d1", "auto",
         "Fewer passes over memory. `d1`: the stem's batch norm, ReLU and max pool are one pass; on "
