@@ -2,12 +2,14 @@
  * pixels without holding the lock, and reports. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "loader.h"
 
-#define ATTEMPTS 64 /* substitutes tried for one bad sample */
-#define NAMED    10 /* bad samples named in the log; the rest are in the statistics */
-#define KEEP     ((size_t)32 << 20) /* bytes of a picture's memory kept for the next one */
+#define ATTEMPTS     64 /* substitutes tried for one bad sample */
+#define LOW_PRIORITY 10 /* as of nice(1) */
+#define NAMED        10 /* bad samples named in the log; the rest are in the statistics */
+#define KEEP         ((size_t)32 << 20) /* bytes of a picture's memory kept for the next one */
 
 const char *dnri_stage_name(dnri_stage s)
 {
@@ -143,6 +145,10 @@ void *dnri_worker_main(void *arg)
 {
     dnri_worker *w = arg;
     dnr_loader *l = w->l;
+    /* Where the same cores compute, they come first: a step waits for its slowest thread, a batch decoded ahead can
+     * wait. On Linux this is the thread's own. */
+    if (dnri_shares_cores(l->dev))
+        (void)setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
     pthread_mutex_lock(&l->lock);
     while (!l->stop) {
         int64_t from, to;

@@ -2,6 +2,7 @@
 #include "screen.h"
 #include "tool.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static dnr_status cmd_help(int argc, char **argv, dnr_error *err);
@@ -95,9 +96,19 @@ static dnr_status dispatch(int argc, char **argv, dnr_error *err)
     return c ? c->run(argc - 1, argv + 1, err) : err->status;
 }
 
+/* OpenMP's threads wait for work by spinning, for some 5 ms by default: time lost to whoever shares the CPU, and where
+ * a thread has lost its CPU, to us: all others spin until it is back. 0.1 ms spans the gaps between a step's ops. The
+ * CPU back end loads OpenMP, which then reads this. */
+static void bound_spinning(void)
+{
+    if (!getenv("OMP_WAIT_POLICY"))
+        setenv("GOMP_SPINCOUNT", "10000", 0);
+}
+
 int main(int argc, char **argv)
 {
     dnr_error err = {0};
+    bound_spinning();
     dnr_set_log(screen_log, NULL);
     dnr_status st = dispatch(argc, argv, &err);
     if (st == DNR_OK && (fflush(stdout) != 0 || ferror(stdout))) {
