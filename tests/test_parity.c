@@ -1,11 +1,12 @@
 /* test_parity.c: dnnrun's numbers against PyTorch's.
  *
- *     test_parity                    exact: the ref back end (fp64) against PyTorch in fp64
- *     test_parity DEVICE PRECISION   rounding: DEVICE against PyTorch's own error in that precision
+ *     test_parity                          exact: the ref back end (fp64) against PyTorch in fp64
+ *     test_parity DEVICE PRECISION [off]   rounding: DEVICE against PyTorch's own error in that precision;
+ *                                          off: without fusion
  *
  * Exact: loss, losses of the samples, logits, every gradient and running statistic of step 1, loss and
  * weights of step 5, and logits in evaluation mode after it, each within EXACT relative norm. Recomputed
- * gradients equal the plain ones bit for bit.
+ * gradients equal the plain ones bit for bit; resnet20 and 50 are also run without fusion.
  *
  * Rounding: step 1 on five draws of weights and pictures. The truth is ref's, itself held to PyTorch's fp64
  * within EXACT. An error is ‖a − truth‖ / ‖truth‖: over the draws the root mean square of what forward
@@ -36,6 +37,7 @@
 static const char *const precision_names[] = {"auto", "fp64", "fp32", "tf32", "fp16", "bf16"};
 static dnr_device *ref, *device; /* device: NULL in the exact test */
 static dnr_precision precision;
+static dnr_fusion fusion;      /* AUTO unless asked for */
 static const json_t *rounding; /* PyTorch's errors */
 
 /* ---- cases */
@@ -88,6 +90,7 @@ static dnr_trainer *start(const json_t *c, dnr_device *dev, dnr_precision p, int
         .deterministic = deterministic,
         .benchmark = !deterministic,
         .recompute = recompute,
+        .fusion = fusion,
     };
     dnr_trainer *t;
     OK(dnri_trainer_create(dev, &o, &(dnri_trainer_extra){.keep = true}, &t));
@@ -330,6 +333,18 @@ static void exact(void **state)
     dnr_trainer_destroy(t);
 }
 
+/* Step 1 of the graph as the model and the gradient walk wrote it. */
+static void unfused_exact(void **state)
+{
+    const json_t *c = *state;
+    worst w = {0};
+    fusion = DNR_FUSION_OFF;
+    dnr_trainer *t = start(c, ref, DNR_PRECISION_FP64, draw_of(c, 0), DNR_RECOMPUTE_NONE, true);
+    fusion = DNR_FUSION_AUTO;
+    check_all(t, c, false, step(t, draw_of(c, 0)), &w);
+    dnr_trainer_destroy(t);
+}
+
 static void recompute_exact(void **state)
 {
     check_recompute(*state, ref, DNR_PRECISION_FP64);
@@ -499,10 +514,11 @@ int main(int argc, char **argv)
         return 1;
     }
     if (argc > 1) {
-        if (argc != 3) {
-            fprintf(stderr, "usage: test_parity [DEVICE PRECISION]\n");
+        if (argc > 4 || argc < 3 || (argc == 4 && strcmp(argv[3], "off"))) {
+            fprintf(stderr, "usage: test_parity [DEVICE PRECISION [off]]\n");
             return 2;
         }
+        fusion = argc == 4 ? DNR_FUSION_OFF : DNR_FUSION_AUTO;
         if (!open_device(argv[1], argv[2]))
             return 77; /* CTest's mark for a skipped test */
         rounding = table =
@@ -519,6 +535,8 @@ int main(int argc, char **argv)
             continue;
         bool plain = strcmp(name, "resnet20") == 0 || strcmp(name, "resnet50") == 0;
         tests[n++] = (struct CMUnitTest){name, device ? round_case : exact, NULL, NULL, c};
+        if (plain)
+            tests[n++] = (struct CMUnitTest){"… not fused", unfused_exact, NULL, NULL, c};
         if (device || plain)
             tests[n++] = (struct CMUnitTest){
                 "… recomputed", device ? recompute_on_device : recompute_exact, NULL, NULL, c};
