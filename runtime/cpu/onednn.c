@@ -474,7 +474,8 @@ dnr_status dnri_dnn_bind(dnri_dnn_op *op, void *const address[4], void *workspac
     for (int i = 0; i < MEMORIES; i++) {
         void *p = i <= DNRI_DNN_DST ? address[i]
                   : i == PACKED     ? workspace
-                                    : (char *)workspace + round256(op->packed);
+                  : workspace       ? (char *)workspace + round256(op->packed)
+                                    : NULL;
         if (op->mem[i])
             DNN_GOTO("bind", dnnl_memory_set_data_handle(op->mem[i], p));
     }
