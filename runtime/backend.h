@@ -37,6 +37,7 @@ typedef struct dnri_lower_opts {
     bool deterministic;
     bool benchmark;       /* time candidates */
     size_t workspace_cap; /* bytes for one step */
+    const char *cache;    /* file of choices made by timing (choices.h); NULL: none */
 } dnri_lower_opts;
 
 /* What every device begins with. */

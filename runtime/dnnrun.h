@@ -294,8 +294,10 @@ typedef struct dnr_trainer_opts {
     double memory_fraction; /* most of the device's memory that may be planned; 0 = 0.9 */
     int64_t workspace_mb;   /* cap of one launch's workspace; 0 = 1024 */
     bool benchmark;         /* time candidate implementations before step one */
-    int64_t eval_batch;     /* 0 = batch */
-    int eval_image;         /* 0 = image */
+    const char
+        *cache; /* file that keeps what `benchmark` chose on a GPU, for later starts; NULL: none */
+    int64_t eval_batch; /* 0 = batch */
+    int eval_image;     /* 0 = image */
 } dnr_trainer_opts;
 
 typedef struct dnr_trainer dnr_trainer;

@@ -65,7 +65,8 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
     bool training = which != DNRI_EVAL;
     dnri_lower_opts lower = {.deterministic = t->o.deterministic,
                              .benchmark = benchmark && !t->o.deterministic,
-                             .workspace_cap = (size_t)t->o.workspace_mb << 20};
+                             .workspace_cap = (size_t)t->o.workspace_mb << 20,
+                             .cache = t->o.cache};
     dnr_graph *g = dnri_graph_new(t->params, &t->num, training);
     if (!g)
         return DNR_FAIL_NOMEM();
@@ -293,6 +294,7 @@ void dnr_trainer_destroy(dnr_trainer *t)
     }
     free((char *)t->o.model.name);
     free((char *)t->o.model.stem);
+    free((char *)t->o.cache);
     free(t);
 }
 

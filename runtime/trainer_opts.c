@@ -116,13 +116,16 @@ dnr_status dnri_trainer_options(const dnr_trainer_opts *in, dnr_trainer_opts *ou
     o.workspace_mb = o.workspace_mb ? o.workspace_mb : 1024;
     DNR_TRY(check(&o));
     char *name = strdup(o.model.name), *stem = o.model.stem ? strdup(o.model.stem) : NULL;
-    if (!name || (o.model.stem && !stem)) {
+    char *cache = o.cache ? strdup(o.cache) : NULL;
+    if (!name || (o.model.stem && !stem) || (o.cache && !cache)) {
         free(name);
         free(stem);
+        free(cache);
         return DNR_FAIL_NOMEM();
     }
     o.model.name = name;
     o.model.stem = stem;
+    o.cache = cache;
     *out = o;
     return DNR_OK;
 }

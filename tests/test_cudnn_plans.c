@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef dnr_status (*probe_fn)(const char *, const dnri_conv_problem *, char[64], size_t *);
+typedef dnr_status (*probe_fn)(const char *, const dnri_conv_problem *, bool, char[64], size_t *);
 static probe_fn probe;
 static char device[2048];
 
@@ -52,14 +52,15 @@ static void expect_plan(const dnri_conv_problem *p)
 {
     char impl[64], again[64];
     size_t workspace, workspace_again;
-    OK(probe(device, p, impl, &workspace));
-    OK(probe(device, p, again, &workspace_again));
+    OK(probe(device, p, false, impl, &workspace));
+    OK(probe(device, p, true, again, &workspace_again));
     if (!impl[0])
         print_error("no plan: kind %d, %s, n %d, c %d, h %d, k %d, kernel %d, stride %d\n",
                     (int)p->kind, dnri_dtype_name((dnr_dtype)p->type), (int)p->n, (int)p->c,
                     (int)p->h, (int)p->k, (int)p->kernel, (int)p->stride);
     assert_memory_equal(impl, "cudnn eng", 9);
-    assert_string_equal(impl, again); /* the choice is a function of the problem */
+    assert_string_equal(impl, again); /* a kept choice gives the plan back */
+    assert_int_equal(workspace, workspace_again);
     assert_true(workspace <= (size_t)p->workspace_cap);
 }
 
@@ -128,7 +129,7 @@ static void test_workspace_cap(void **state)
         size_t workspace;
         dnri_conv_problem p = problem(resnet50[i], DNRI_FPROP, DNR_F16, false, 32);
         p.workspace_cap = 0;
-        OK(probe(device, &p, impl, &workspace));
+        OK(probe(device, &p, false, impl, &workspace));
         assert_int_equal(workspace, 0);
     }
 }
@@ -142,9 +143,9 @@ static void test_fp32_is_fp32(void **state)
         char exact[64], tf32[64];
         size_t workspace;
         dnri_conv_problem p = problem(resnet50[i], DNRI_FPROP, DNR_F32, false, 256);
-        OK(probe(device, &p, exact, &workspace));
+        OK(probe(device, &p, false, exact, &workspace));
         p.tf32 = 1;
-        OK(probe(device, &p, tf32, &workspace));
+        OK(probe(device, &p, false, tf32, &workspace));
         assert_string_not_equal(exact, tf32);
     }
 }
@@ -156,7 +157,7 @@ static void test_bad_device(void **state)
     dnri_conv_problem p = problem(resnet50[0], DNRI_FPROP, DNR_F16, false, 1);
     if (!probe)
         skip();
-    assert_int_not_equal(probe("{}", &p, impl, &workspace), DNR_OK);
+    assert_int_not_equal(probe("{}", &p, false, impl, &workspace), DNR_OK);
     assert_true(dnr_last_error()->what[0] && dnr_last_error()->remedy[0]);
 }
 

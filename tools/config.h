@@ -55,6 +55,7 @@ typedef struct cfg {
     struct {
         bool benchmark;
         int64_t fusion, workspace_mb;
+        char cache[CFG_TEXT];
     } cudnn;
     struct {
         char out[CFG_TEXT];

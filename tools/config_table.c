@@ -189,7 +189,8 @@ const cfg_key cfg_keys[] = {
            "the same."),
 
     BOOL("cudnn.benchmark", cudnn.benchmark, "true",
-         "Time the candidate implementations of each large convolution and take the fastest, instead "
+         "Time the candidate implementations of each large convolution and take the fastest, "
+         "instead "
          "of the first that cuDNN or oneDNN proposes. On the CPU in fp32 they include Winograd's "
          "method, with about four times the rounding error."),
     CHOICE(
@@ -198,6 +199,11 @@ const cfg_key cfg_keys[] = {
         "CUDA, convolutions in fp16 sum up the statistics of the batch norm that follows, and in "
         "16 bits a batch norm behind a residual leaves a mask for its gradient; `auto`: the "
         "highest level, now `d1`. The results differ by rounding only."),
+    PATH("cudnn.cache", cudnn.cache,
+         "CUDA: file that keeps what `cudnn.benchmark` chose, by GPU, driver, versions and "
+         "convolution, "
+         "so that a later start need not time it again; any number of runs may share it. Empty: "
+         "`dnnrun/choices.json` in `$XDG_CACHE_HOME` or `~/.cache`; `none`: no file."),
     INT("cudnn.workspace_mb", cudnn.workspace_mb, 1, 1e6, "1024", "MiB",
         "Most workspace that one launch may ask for."),
 

@@ -2,6 +2,7 @@
 #include "session.h"
 #include "card.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static dnr_status open_source(const cfg *c, const char *key, const char *path,
@@ -122,6 +123,24 @@ static dnr_optim_opts optim_opts(const session *s)
     return o;
 }
 
+/* The file of cudnn.cache, or NULL. */
+static const char *cache_of(const cfg *c, char *path, size_t size)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (strcmp(c->cudnn.cache, "none") == 0)
+        return NULL;
+    if (c->cudnn.cache[0])
+        return c->cudnn.cache;
+    if (xdg &&
+        xdg[0] == '/') /* others are to be ignored, says the XDG base directory specification */
+        snprintf(path, size, "%s/dnnrun/choices.json", xdg);
+    else if (home && home[0])
+        snprintf(path, size, "%s/.cache/dnnrun/choices.json", home);
+    else
+        return NULL;
+    return path;
+}
+
 static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
 {
     const cfg *c = &s->cfg;
@@ -129,6 +148,7 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
         DNR_PRECISION_AUTO, DNR_PRECISION_FP32, DNR_PRECISION_TF32,
         DNR_PRECISION_FP16, DNR_PRECISION_BF16,
     };
+    char cache[4096];
     static const char *const stems[] = {NULL, "imagenet", "cifar"};
     static const dnr_recompute recomputes[] = {DNR_RECOMPUTE_NONE, DNR_RECOMPUTE_STAGE,
                                                DNR_RECOMPUTE_BLOCK};
@@ -154,6 +174,7 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
         .fusion = fusions[c->cudnn.fusion],
         .memory_fraction = c->memory.fraction,
         .workspace_mb = c->cudnn.workspace_mb,
+        .cache = cache_of(c, cache, sizeof cache),
         .benchmark = c->cudnn.benchmark && !c->train.deterministic,
     };
     dnr_status st;

@@ -163,6 +163,7 @@ static dnr_status choose_stats(dnri_cuda *d, const dnri_conv_problem *p, dnri_co
                             ? DNRI_TWO_PASSES
                             : DNRI_ONE_PLAN;
         *out = both->verdict == DNRI_ONE_PLAN ? both : *out;
+        return dnri_cudnn_remember(d, both);
     }
     return DNR_OK;
 }

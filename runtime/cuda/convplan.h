@@ -7,6 +7,14 @@
 
 typedef struct dnri_cudnn_keep dnri_cudnn_keep;
 
+/* A configuration of cuDNN's: an engine's global index, and the types and values of its knobs. */
+#define DNRI_KNOBS 16
+typedef struct dnri_cudnn_config {
+    int64_t engine;
+    int n; /* knobs; −1: more than there is room for */
+    int64_t type[DNRI_KNOBS], value[DNRI_KNOBS];
+} dnri_cudnn_config;
+
 /* The plan chosen for a problem. */
 typedef struct dnri_conv_plan {
     struct dnri_conv_plan *next;
@@ -17,12 +25,15 @@ typedef struct dnri_conv_plan {
     /* FPROP_STATS, the layer's verdict: one plan does it; fprop and a pass of our own do; not judged yet */
     enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES } verdict;
     char impl[64]; /* "cudnn eng67 k2=4,13=0": engine and knobs */
+    dnri_cudnn_config config;
     dnri_cudnn_keep *keep;
 } dnri_conv_plan;
 
 /* ---- tune.c. Chosen once for each problem of a device, which owns the plan. */
 dnr_status dnri_cudnn_choose(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_plan **out);
 void dnri_cudnn_drop_plans(dnri_cuda *d);
+/* Keeps a timed plan and its verdict for later starts, where there is a file for that. */
+dnr_status dnri_cudnn_remember(dnri_cuda *d, const dnri_conv_plan *plan);
 /* Times `work`, which enqueues kernels on `s` over `bytes` of noise of `type`: as plans are. FLT_MAX where there
  * is no memory for it. */
 dnr_status dnri_cuda_time(dnri_cuda *d, int type, size_t bytes,
@@ -42,6 +53,7 @@ typedef struct dnri_conv_candidate {
     size_t workspace;
     bool doubtful; /* may sum in less than fp32 */
     char impl[64];
+    dnri_cudnn_config config;
 } dnri_conv_candidate;
 
 dnri_cudnn_keep *dnri_cudnn_keep_new(void); /* NULL: out of memory */
@@ -51,6 +63,11 @@ void dnri_cudnn_keep_free(dnri_cudnn_keep *k);
 dnr_status dnri_cudnn_candidates(dnri_cudnn_keep *k, const dnri_cudnn_target *t,
                                  const dnri_conv_problem *p, int max, dnri_conv_candidate *c,
                                  int *n);
+
+/* The plan of a known configuration; c->plan is NULL where cuDNN no longer makes it, or not within the bounds. */
+dnr_status dnri_cudnn_rebuild(dnri_cudnn_keep *k, const dnri_cudnn_target *t,
+                              const dnri_conv_problem *p, const dnri_cudnn_config *config,
+                              dnri_conv_candidate *c);
 
 /* The addresses of a plan's run; w is dw for DNRI_WGRAD, the sums are NULL but for DNRI_FPROP_STATS. */
 typedef struct dnri_conv_at {

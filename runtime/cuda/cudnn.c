@@ -268,34 +268,45 @@ static bool allowed(const dnri_conv_problem *p, unsigned notes)
     return (notes & no) == 0;
 }
 
-/* "cudnn eng67 k2=4,13=0" */
+/* Reads a configuration; and writes it as "cudnn eng67 k2=4,13=0". */
 static dnr_status describe(keep *k, cudnnBackendDescriptor_t cfg, cudnnBackendDescriptor_t engine,
-                           char impl[64])
+                           dnri_cudnn_config *config, char impl[64])
 {
     cudnnBackendDescriptor_t knob[MAX_KNOBS];
-    int64_t index = -1, n = 0;
-    (void)get(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, &index);
-    int len = snprintf(impl, 64, "cudnn eng%d", (int)index);
+    int64_t n = 0;
+    *config = (dnri_cudnn_config){.engine = -1};
+    (void)get(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, &config->engine);
+    int len = snprintf(impl, 64, "cudnn eng%d", (int)config->engine);
     for (int i = 0; i < MAX_KNOBS; i++)
         DNR_TRY(make(k, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, &knob[i]));
     if (cudnnBackendGetAttribute(cfg, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
                                  CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_KNOBS, &n,
                                  knob) != CUDNN_STATUS_SUCCESS)
         return DNR_OK;
-    for (int i = 0; i < n && i < MAX_KNOBS && len < 63; i++) {
+    for (int i = 0; i < n && i < MAX_KNOBS; i++) {
         cudnnBackendKnobType_t type;
         int64_t value;
-        if (get(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, &type) &&
-            get(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, &value))
+        if (!get(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, &type) ||
+            !get(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, &value))
+            continue;
+        if (len < 63)
             len += snprintf(impl + len, (size_t)(64 - len), "%s%d=%lld", i ? "," : " k", (int)type,
                             (long long)value);
+        if (config->n >= 0 && config->n < DNRI_KNOBS) {
+            config->type[config->n] = type;
+            config->value[config->n++] = value;
+        } else {
+            config->n = -1;
+        }
     }
     return DNR_OK;
 }
 
+enum when { PRECOMPILED, RUN_TIME, EITHER }; /* is an engine compiled */
+
 /* A plan from a configuration; c->plan stays NULL where it is not allowed, refused or too large. */
 static dnr_status try_cfg(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
-                          bool run_time, cudnnBackendDescriptor_t cfg, dnri_conv_candidate *c)
+                          enum when when, cudnnBackendDescriptor_t cfg, dnri_conv_candidate *c)
 {
     cudnnBackendDescriptor_t engine, plan;
     int64_t workspace = 0;
@@ -304,10 +315,11 @@ static dnr_status try_cfg(keep *k, const dnri_cudnn_target *t, const dnri_conv_p
     if (!get(cfg, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &engine))
         return DNR_OK;
     unsigned notes = numerical_notes(engine);
-    if (!allowed(p, notes) || compiles_at_run_time(engine) != run_time)
+    if (!allowed(p, notes) ||
+        (when != EITHER && when != (compiles_at_run_time(engine) ? RUN_TIME : PRECOMPILED)))
         return DNR_OK;
     c->doubtful = notes & REDUCED;
-    DNR_TRY(describe(k, cfg, engine, c->impl));
+    DNR_TRY(describe(k, cfg, engine, &c->config, c->impl));
     DNR_TRY(make(k, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan));
     if (t->handle)
         DNR_TRY(set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &t->handle));
@@ -354,7 +366,7 @@ dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri
         DNR_TRY(propose(k, t, og, rounds[r].mode, cfg, &proposed));
         for (int i = 0; i < proposed && *n < max; i++) {
             bool known = false;
-            DNR_TRY(try_cfg(k, t, p, rounds[r].run_time, cfg[i], &c[*n]));
+            DNR_TRY(try_cfg(k, t, p, rounds[r].run_time ? RUN_TIME : PRECOMPILED, cfg[i], &c[*n]));
             for (int j = 0; c[*n].plan && j < *n && !known; j++)
                 known = strcmp(c[j].impl, c[*n].impl) == 0;
             if (c[*n].plan && !known)
@@ -362,6 +374,41 @@ dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri
         }
     }
     return DNR_OK;
+}
+
+dnr_status dnri_cudnn_rebuild(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
+                              const dnri_cudnn_config *config, dnri_conv_candidate *c)
+{
+    cudnnBackendDescriptor_t og, engine, cfg, knob[DNRI_KNOBS];
+    c->plan = NULL;
+    DNR_TRY(graph(k, t, p, &og));
+    DNR_TRY(make(k, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
+    DNR_TRY(set_descriptor(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, og));
+    if (t->device)
+        DNR_TRY(set_descriptor(engine, CUDNN_ATTR_ENGINE_DEVICEPROP, t->device));
+    DNR_TRY(make(k, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &cfg));
+    /* from here on a refusal means that the configuration is no longer known */
+    if (cudnnBackendSetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1,
+                                 &config->engine) != CUDNN_STATUS_SUCCESS ||
+        cudnnBackendFinalize(engine) != CUDNN_STATUS_SUCCESS)
+        return DNR_OK;
+    for (int i = 0; i < config->n; i++) {
+        cudnnBackendKnobType_t type = (cudnnBackendKnobType_t)config->type[i];
+        DNR_TRY(make(k, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, &knob[i]));
+        if (cudnnBackendSetAttribute(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
+                                     CUDNN_TYPE_KNOB_TYPE, 1, &type) != CUDNN_STATUS_SUCCESS ||
+            cudnnBackendSetAttribute(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64,
+                                     1, &config->value[i]) != CUDNN_STATUS_SUCCESS ||
+            cudnnBackendFinalize(knob[i]) != CUDNN_STATUS_SUCCESS)
+            return DNR_OK;
+    }
+    DNR_TRY(set_descriptor(cfg, CUDNN_ATTR_ENGINECFG_ENGINE, engine));
+    if ((config->n > 0 && cudnnBackendSetAttribute(cfg, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                                                   CUDNN_TYPE_BACKEND_DESCRIPTOR, config->n,
+                                                   knob) != CUDNN_STATUS_SUCCESS) ||
+        cudnnBackendFinalize(cfg) != CUDNN_STATUS_SUCCESS)
+        return DNR_OK;
+    return try_cfg(k, t, p, EITHER, cfg, c);
 }
 
 /* ---------------------------------------------------------------- running */
@@ -378,7 +425,7 @@ dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, const dnri_conv_at *at
     return finalize(*out, "variant pack");
 }
 
-dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, char impl[64],
+dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, bool again, char impl[64],
                             size_t *workspace)
 {
     bool said = true;
@@ -396,6 +443,11 @@ dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, char i
                      (int64_t)strlen(json), json));
     DNR_GOTO(st, finalize(t.device, "device properties"));
     DNR_GOTO(st, dnri_cudnn_candidates(k, &t, p, 1, &c, &n));
+    if (n && again) {
+        const dnri_cudnn_config config = c.config;
+        DNR_GOTO(st, dnri_cudnn_rebuild(k, &t, p, &config, &c));
+        n = c.plan != NULL;
+    }
     if (n) {
         memcpy(impl, c.impl, sizeof c.impl);
         *workspace = c.workspace;

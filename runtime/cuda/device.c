@@ -1,5 +1,6 @@
 /* device.c: the CUDA back end: opening a GPU, its memory, lanes (streams), marks (events) and capture. */
 #include "device.h"
+#include "../choices.h"
 #include "convplan.h"
 #include "kernels.h"
 
@@ -19,8 +20,11 @@ static dnr_status use(dnri_cuda *d)
 
 /* ---------------------------------------------------------------- memory */
 
+/* Tuning is over for now. */
 static void drop_scratch(dnri_cuda *d)
 {
+    if (d->choices)
+        dnri_choices_save(d->choices);
     if (d->scratch)
         dnri_cuda_mfree(d, d->scratch);
     d->scratch = NULL;
@@ -305,6 +309,7 @@ static void close_device(dnr_device *dev)
         (void)cudaDeviceSynchronize();
         drop_scratch(d);
         dnri_cudnn_drop_plans(d);
+        dnri_choices_free(d->choices);
         if (d->cudnn)
             cudnnDestroy(d->cudnn);
         if (d->lt)
@@ -423,7 +428,10 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     if (!row || !dnri_cuda_types(dev, g, op))
         return DNR_FAIL(DNR_EUSAGE, "use another train.precision or device",
                         "the CUDA back end has no %s of these types", op->def->name);
-    DNR_TRY(use(dnri_cuda_of(dev)));
+    dnri_cuda *d = dnri_cuda_of(dev);
+    DNR_TRY(use(d));
+    if (o->cache && !d->choices)
+        DNR_TRY(dnri_choices_open(o->cache, dev->description, &d->choices));
     return row->lower(dev, g, op, o, out);
 }
 

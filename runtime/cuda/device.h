@@ -10,6 +10,7 @@
 #include <cudnn.h>
 
 struct dnri_conv_plan;
+struct dnri_choices;
 
 typedef struct dnri_cuda {
     struct dnr_device base;
@@ -23,6 +24,7 @@ typedef struct dnri_cuda {
     cudnnHandle_t cudnn;
     cublasLtHandle_t lt;
     struct dnri_conv_plan *plans; /* chosen so far: equal convolutions share one */
+    struct dnri_choices *choices; /* of earlier starts, where the plan names a file */
     cudaEvent_t clock[2];         /* of the tuner */
     void *scratch;                /* of the tuner; given back before anything else is allocated */
     size_t scratch_bytes;

@@ -20,8 +20,9 @@ typedef struct dnri_conv_problem {
 } dnri_conv_problem;
 
 /* For tests on machines without a GPU: the first candidate on the device that `json` (cuDNN's device
- * properties) describes; `impl` is "" where there is none. */
-dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, char impl[64],
+ * properties) describes, or the same once more from its engine and knobs alone; `impl` is "" where there is
+ * none. */
+dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, bool again, char impl[64],
                             size_t *workspace);
 
 #endif

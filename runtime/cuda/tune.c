@@ -1,6 +1,7 @@
 /* tune.c: which of cuDNN's plans a convolution takes: the first, or the fastest of the first few. Times what
  * competes with them, too. */
 #include "convplan.h"
+#include "../choices.h"
 #include "kernels.h"
 
 #include <float.h>
@@ -243,6 +244,89 @@ static int first_sure(const dnri_conv_candidate *c, int n)
     return i;
 }
 
+/* ---------------------------------------------------------------- earlier choices */
+
+/* "fprop fp16 n256 h56 …": all of a timed problem. */
+static void key_of(const dnri_conv_problem *p, char key[192])
+{
+    static const char *const kinds[] = {"fprop", "dgrad", "wgrad", "fprop+stats"};
+    snprintf(key, 192,
+             "%s %s%s n%lld h%lld w%lld c%lld p%lld q%lld k%lld kernel%lld stride%lld pad%lld "
+             "cap%lld",
+             kinds[p->kind], p->tf32 ? "tf32 " : "", dnri_dtype_name((dnr_dtype)p->type),
+             (long long)p->n, (long long)p->h, (long long)p->w, (long long)p->c, (long long)p->p,
+             (long long)p->q, (long long)p->k, (long long)p->kernel, (long long)p->stride,
+             (long long)p->pad, (long long)p->workspace_cap);
+}
+
+/* "engine 67 us 405.9 verdict 0 knobs 2=4 13=0" */
+dnr_status dnri_cudnn_remember(dnri_cuda *d, const dnri_conv_plan *plan)
+{
+    char key[192], text[128 + 44 * DNRI_KNOBS];
+    const dnri_cudnn_config *c = &plan->config;
+    if (!d->choices || !plan->plan || plan->us == FLT_MAX || c->engine < 0 || c->n < 0)
+        return DNR_OK;
+    key_of(&plan->problem, key);
+    int len = snprintf(text, sizeof text, "engine %lld us %.3f verdict %d knobs",
+                       (long long)c->engine, (double)plan->us, (int)plan->verdict);
+    for (int i = 0; i < c->n; i++)
+        len += snprintf(text + len, sizeof text - (size_t)len, " %lld=%lld", (long long)c->type[i],
+                        (long long)c->value[i]);
+    return dnri_choices_set(d->choices, key, text);
+}
+
+/* False where the text is not what dnri_cudnn_remember writes. */
+static bool parse_choice(const char *text, dnri_conv_plan *plan, dnri_cudnn_config *c)
+{
+    long long engine, type, value;
+    int verdict, end = 0;
+    float us;
+    *c = (dnri_cudnn_config){0};
+    if (sscanf(text, "engine %lld us %f verdict %d knobs%n", &engine, &us, &verdict, &end) != 3 ||
+        !end || engine < 0 || !(us > 0) || verdict < DNRI_UNJUDGED || verdict > DNRI_TWO_PASSES)
+        return false;
+    for (text += end; *text; text += end) {
+        end = 0;
+        if (c->n == DNRI_KNOBS || sscanf(text, " %lld=%lld%n", &type, &value, &end) != 2 || !end)
+            return false;
+        c->type[c->n] = type;
+        c->value[c->n++] = value;
+    }
+    c->engine = engine;
+    plan->us = us;
+    plan->verdict = verdict;
+    return true;
+}
+
+static void take(dnri_conv_plan *plan, const dnri_conv_candidate *c)
+{
+    plan->plan = c->plan;
+    plan->workspace = c->workspace;
+    plan->config = c->config;
+    memcpy(plan->impl, c->impl, sizeof plan->impl);
+}
+
+/* The plan that an earlier start timed; none where there was none, or cuDNN no longer makes it. */
+static dnr_status recall(dnri_cuda *d, const dnri_cudnn_target *t, dnri_conv_plan *plan)
+{
+    char key[192];
+    dnri_cudnn_config config;
+    dnri_conv_candidate c = {0};
+    key_of(&plan->problem, key);
+    const char *text = d->choices ? dnri_choices_get(d->choices, key) : NULL;
+    if (!text)
+        return DNR_OK;
+    if (parse_choice(text, plan, &config))
+        DNR_TRY(dnri_cudnn_rebuild(plan->keep, t, &plan->problem, &config, &c));
+    if (c.plan) {
+        take(plan, &c);
+        return DNR_OK;
+    }
+    dnri_log(DNR_LOG_INFO, "the choice kept for %s no longer serves: timed anew", key);
+    plan->verdict = DNRI_UNJUDGED;
+    return DNR_OK;
+}
+
 static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
 {
     dnri_conv_problem p = plan->problem;
@@ -251,6 +335,10 @@ static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
     dnri_cudnn_target t = {.said_refused = &d->said_refused};
     int n = 0;
     DNR_TRY(dnri_cuda_cudnn(d, &t.handle));
+    if (timed)
+        DNR_TRY(recall(d, &t, plan));
+    if (plan->plan)
+        return DNR_OK;
     DNR_TRY(dnri_cudnn_candidates(plan->keep, &t, &p, timed ? CANDIDATES : 1, c, &n));
     if (first_sure(c, n) == n) { /* all in doubt: ask again for others */
         p.benchmark = 0;
@@ -264,10 +352,8 @@ static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
         DNR_TRY(fastest(d, &p, c, n, &best, &plan->us));
     if (best == n)
         return DNR_OK;
-    plan->plan = c[best].plan;
-    plan->workspace = c[best].workspace;
-    memcpy(plan->impl, c[best].impl, sizeof plan->impl);
-    return DNR_OK;
+    take(plan, &c[best]);
+    return dnri_cudnn_remember(d, plan);
 }
 
 static void drop(dnri_conv_plan *plan)
