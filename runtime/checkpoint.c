@@ -440,8 +440,10 @@ static dnr_status restore(const dnr_checkpoint *c, dnr_trainer *t)
         DNR_TRY(dnri_store_start_ema(t->store));
     if (t->num.scaled && strcmp(about(c, "scaled"), "1"))
         state.loss_scale = DNRI_SCALE_INIT;
-    if (!t->num.scaled)
+    if (!t->num.scaled) {
         state.loss_scale = 1;
+        state.found_inf = 0; /* an overflow of the last step was the scale's */
+    }
     DNR_TRY(dnri_trainer_go_on(t, &state, c->samples));
     remark(c, t);
     if (t->o.ema > 0 && !c->file[EMA])
