@@ -200,7 +200,7 @@ static const char *cause(const search *s)
                    ? "the weights were so from the start: look at the file they were loaded from"
                    : "the last update overflowed: lower optim.lr or lengthen optim.warmup; set "
                      "train.clip_norm";
-    if (strcmp(s->op->def->name, "ingest") == 0)
+    if (strncmp(s->op->def->name, "ingest", 6) == 0)
         return "the pixels themselves overflow: correct data.mean and data.std";
     if (t->num.compute == DNR_F16)
         return s->phase == DNRI_FORWARD

@@ -84,7 +84,7 @@ static void names_the_pixels(void **state)
         o.std[c] = o.precision == DNR_PRECISION_FP64 ? 1e-310 : 1e-39;
     }
     training r = start(state, &o);
-    loses(&r, 0, "step 1:", "ingest of input gives input.x");
+    loses(&r, 0, "step 1:", "of input gives input.");
     assert_non_null(strstr(dnr_last_error()->remedy, "data.std"));
     tr_close(&r);
 }
