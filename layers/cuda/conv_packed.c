@@ -2,8 +2,11 @@
  * does depends on cuDNN's kernels. ResNet-50's stem, batch 256, H200, cuDNN 9.19, microseconds of fprop + wgrad:
  *
  *     channels         3            4, QUADS      16, BLOCKS
- *     fp16         552 + 546      406 + 398      625 + 452
+ *     fp16         552 + 546      404 + 1115     625 + 452
  *     bf16        ~1700 + 1100   1761 + 1115     622 + 453
+ *
+ * (fp16's wgrad of QUADS has an engine of 398 microseconds, which sums in less than fp32 and is off by 1.4e-3.) So
+ * fp16 takes BLOCKS in training and QUADS where there is no wgrad.
  *
  * The first weights are packed anew each step, and dw is unpacked where it is widened: 3 microseconds each. */
 #include "../../runtime/cuda/convplan.h"
@@ -72,9 +75,10 @@ static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
     const dnri_packed_conv_attr *a = (const dnri_packed_conv_attr *)op->attr;
     const dnr_desc *w = dnri_desc(g, op->def == &dnri_def_packed_conv ? op->in[1] : op->out[0]);
     const dnr_dtype type = dnri_desc(g, op->in[0])->dtype;
+    const bool training = dnri_graph_training(g);
     return w->dim[3] == 3 && a->conv.kernel == 7 && a->conv.stride == 2 && a->conv.pad == 3 &&
            a->conv.h % 2 == 0 && a->conv.w % 2 == 0 &&
-           ((type == DNR_F16 && a->packing == DNRI_QUADS) ||
+           ((type == DNR_F16 && a->packing == (training ? DNRI_BLOCKS : DNRI_QUADS)) ||
             (type == DNR_BF16 && a->packing == DNRI_BLOCKS));
 }
 
