@@ -286,6 +286,98 @@ static void evaluation_does_not_disturb_training(void **state)
     tr_close(&b);
 }
 
+/* A slot's pictures in a batch of the public interface. */
+static dnr_batch own_batch(training *r, int batch, int first, int count)
+{
+    dnr_batch b;
+    void *slot = tr_slot(batch, first, count);
+    OK(dnr_batch_new(r->dev, batch, TR_IMAGE, &b));
+    assert_true(b.bytes == dnri_slot_bytes(batch, TR_IMAGE, TR_IMAGE) && b.labels[0] == -1);
+    memcpy(b.slot, slot, b.bytes);
+    free(slot);
+    return b;
+}
+
+static void batches_of_the_caller(void **state)
+{
+    dnr_trainer_opts o = tr_options(state);
+    o.accumulate = 2;
+    training a = tr_open(state, &o), b = tr_open(state, &o);
+    dnr_batch batches[2];
+    dnr_metrics m, n;
+    for (int s = 0; s < 3; s++) {
+        for (int i = 0; i < 2; i++)
+            batches[i] = own_batch(&a, TR_BATCH, (2 * s + i) * TR_BATCH, TR_BATCH);
+        OK(dnr_trainer_step_on(a.t, batches, 2, &m));
+        assert_int_equal(m.step, s);        /* the step before */
+        dnr_batch_free(a.dev, &batches[0]); /* the caller's again, though the step may still run */
+        dnr_batch_free(a.dev, &batches[1]);
+        n = tr_train(&b, 2 * s * TR_BATCH, 1);
+    }
+    OK(dnr_trainer_finish(a.t, &m));
+    assert_true(m.step == 3 && m.loss == n.loss && m.samples == n.samples);
+    assert_true(tr_distance(&a, &b, DNRI_MASTER) == 0);
+
+    dnr_batch one = own_batch(&a, TR_BATCH, 0, TR_BATCH), small = own_batch(&a, 4, 0, 4),
+              none = {0};
+    assert_int_equal(dnr_trainer_step_on(a.t, &one, 1, &m), DNR_EUSAGE);
+    tr_says("1 batches for a step of 2");
+    batches[0] = one;
+    batches[1] = small;
+    assert_int_equal(dnr_trainer_step_on(a.t, batches, 2, &m), DNR_EUSAGE);
+    tr_says("16 pictures of 8 x 8");
+    assert_int_equal(dnr_trainer_predict(a.t, &none, NULL), DNR_EUSAGE);
+    tr_says("a batch of 0 bytes");
+    assert_int_equal(dnr_batch_new(a.dev, 0, TR_IMAGE, &none), DNR_EUSAGE);
+    dnr_batch_free(a.dev, &one);
+    dnr_batch_free(a.dev, &small);
+    dnr_batch_free(a.dev, &none); /* nothing */
+    tr_close(&a);
+    tr_close(&b);
+}
+
+/* The logits are those that evaluation counts with, whatever the labels, and in the order of the calls. */
+static void predictions_are_what_evaluation_counts(void **state)
+{
+    dnr_trainer_opts o = tr_options(state);
+    training r = tr_open(state, &o);
+    tr_train(&r, 0, 10);
+    enum { BATCHES = 4 };
+    float logits[TR_BATCH * TR_CLASSES], again[TR_BATCH * TR_CLASSES];
+    int right = 0;
+    double loss = 0;
+    dnr_batch b = {0};
+    for (int k = 0; k < BATCHES; k++) {
+        dnr_batch_free(r.dev, &b);
+        b = own_batch(&r, TR_BATCH, k * TR_BATCH, TR_BATCH);
+        OK(dnr_trainer_predict(r.t, &b, logits));
+        for (int i = 0; i < TR_BATCH; i++) {
+            const float *x = logits + i * TR_CLASSES;
+            int best = 0;
+            double sum = 0;
+            for (int c = 0; c < TR_CLASSES; c++) {
+                best = x[c] > x[best] ? c : best;
+                sum += exp(x[c]);
+            }
+            right += best == b.labels[i];
+            loss += (log(sum) - x[b.labels[i]]) / (BATCHES * TR_BATCH);
+        }
+    }
+    dnr_eval_result e = tr_evaluate(&r, BATCHES * TR_BATCH);
+    assert_int_equal(e.correct1, right);
+    assert_true(fabs(e.loss - loss) <=
+                fmax(2 * tr_rounding(&r), 1e-6) * loss); /* logits are fp32 */
+    dnr_batch other = own_batch(&r, TR_BATCH, 999, TR_BATCH);
+    OK(dnr_trainer_predict(r.t, &other, NULL)); /* enqueues; the next call waits for it too */
+    for (int i = 0; i < TR_BATCH; i++)
+        b.labels[i] = -1;
+    OK(dnr_trainer_predict(r.t, &b, again));
+    assert_memory_equal(again, logits, sizeof logits);
+    dnr_batch_free(r.dev, &other);
+    dnr_batch_free(r.dev, &b);
+    tr_close(&r);
+}
+
 static void an_evaluation_without_pictures_fails(void **state)
 {
     dnr_trainer_opts o = tr_options(state);
@@ -492,6 +584,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(evaluation_is_exact),
         cmocka_unit_test(evaluation_does_not_disturb_training),
+        cmocka_unit_test(batches_of_the_caller),
+        cmocka_unit_test(predictions_are_what_evaluation_counts),
         cmocka_unit_test(an_evaluation_without_pictures_fails),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(too_large_a_batch_is_refused),
