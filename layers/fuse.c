@@ -128,15 +128,16 @@ dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev)
 /* Statistics come before recomputation, which knows how to repeat the pair, and after the gradient walk, which so
  * has one rule for convolutions: their backward ops read x, w and dy alone, a norm's read mean and invstd. */
 dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion,
-                           dnr_recompute recompute)
+                           dnr_recompute recompute, bool timed)
 {
     if (fusion != DNR_FUSION_OFF)
         DNR_TRY(dnri_fuse_norm_pool(g)); /* before its gradients are added */
     DNR_TRY(dnri_fuse_gradient_add(g));
     if (fusion == DNR_FUSION_OFF)
         return DNR_OK;
-    DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS));
-    DNR_TRY(dnri_fuse_input(g, dev, DNRI_BLOCKS));
+    if (timed) /* else its engine is not taken: cuda/conv_packed.c */
+        DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
+    DNR_TRY(dnri_fuse_input(g, dev, DNRI_BLOCKS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_statistics(g, dev));
     return recompute == DNR_RECOMPUTE_NONE ? dnri_fuse_masks(g, dev) : DNR_OK;
 }

@@ -5,9 +5,9 @@
 #include "../runtime/engine_ops.h"
 #include "layers.h"
 
-/* Where ingest is read by nothing but conv.fprop and conv.wgrad, and the device has all of them in their packed
- * form, they take that form. */
-dnr_status dnri_fuse_input(dnr_graph *g, dnr_device *dev, dnri_packing packing);
+/* Where ingest is read by nothing but conv.fprop and conv.wgrad, and the device has all of them in packed form, each
+ * kind in its own packing, they take that form. Blocks of pictures of odd sides do not exist. */
+dnr_status dnri_fuse_input(dnr_graph *g, dnr_device *dev, dnri_packing fprop, dnri_packing wgrad);
 
 /* norm.train with ReLU and no residual, read forwards by a max pool alone, becomes norm_pool.train, and the pair
  * of their backward ops norm_pool.bwd: the norm's y is then neither written nor kept. */

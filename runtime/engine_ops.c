@@ -30,13 +30,17 @@ dnr_desc dnri_packed_desc(dnr_dtype t, int64_t n, int64_t h, int64_t w, int64_t 
 static dnr_status packed_infer(dnr_graph *g, dnri_op *op)
 {
     const dnri_ingest_attr *a = ingest_attr(op);
-    const int64_t packing = ((const dnri_packed_ingest_attr *)op->attr)->packing;
-    if (packing == DNRI_BLOCKS && (a->h % 2 || a->w % 2))
+    const int64_t packings = ((const dnri_packed_ingest_attr *)op->attr)->packings;
+    const dnr_dtype t = dnri_graph_numerics(g)->compute;
+    if (packings & DNRI_BLOCKS && (a->h % 2 || a->w % 2))
         return DNR_FAIL(DNR_EUSAGE, "use pictures of even sides",
                         "blocks of pictures of %lld x %lld", (long long)a->h, (long long)a->w);
-    DNR_TRY(dnri_out(g, op, 0,
-                     dnri_packed_desc(dnri_graph_numerics(g)->compute, a->n, a->h, a->w, packing),
-                     "packed"));
+    if (packings & DNRI_QUADS)
+        DNR_TRY(dnri_out(g, op, DNRI_QUADS_OUT, dnri_packed_desc(t, a->n, a->h, a->w, DNRI_QUADS),
+                         "quads"));
+    if (packings & DNRI_BLOCKS)
+        DNR_TRY(dnri_out(g, op, DNRI_BLOCKS_OUT, dnri_packed_desc(t, a->n, a->h, a->w, DNRI_BLOCKS),
+                         "blocks"));
     return dnri_out(g, op, 1, dnri_desc4(DNR_I32, a->n, 1, 1, 1), "labels");
 }
 

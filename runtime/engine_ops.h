@@ -15,13 +15,15 @@ typedef struct dnri_ingest_attr {
 extern const dnri_op_def dnri_def_ingest;
 dnr_status dnri_ingest(dnr_graph *g, const dnri_ingest_attr *a, dnr_tid *x, dnr_tid *labels);
 
-/* ingest.packed: the same, but x lies as the first layer of a device likes it, with zeros as fourth channel:
+/* ingest.packed: in {CELL}, out {quads?, labels, HEADER, blocks?}: the same, but x lies as the first layer's ops on a
+ * device like it, with zeros as fourth channel, in one or both of two ways:
  *   QUADS  x[n,h,w,4]
  *   BLOCKS x[n,h/2,w/2,16]: channel (u·2 + v)·4 + c at (i, j) is channel c at (2i + u, 2j + v) */
-typedef enum dnri_packing { DNRI_QUADS = 1, DNRI_BLOCKS } dnri_packing;
+typedef enum dnri_packing { DNRI_QUADS = 1, DNRI_BLOCKS = 2 } dnri_packing;
+enum { DNRI_QUADS_OUT = 0, DNRI_BLOCKS_OUT = 3 };
 typedef struct dnri_packed_ingest_attr {
     dnri_ingest_attr in; /* first */
-    int64_t packing;
+    int64_t packings;    /* a set of dnri_packing */
 } dnri_packed_ingest_attr;
 extern const dnri_op_def dnri_def_packed_ingest;
 /* The shape of packed pictures, n of h x w. */

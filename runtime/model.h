@@ -17,8 +17,8 @@ dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double 
                            double grad_scale);
 
 /* In layers/fuse.c: rewrites a training graph, after its gradient walk and before recomputation, into an equal
- * one with fewer passes over memory. */
+ * one with fewer passes over memory. `timed`: the plan will time candidates. */
 dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion,
-                           dnr_recompute recompute);
+                           dnr_recompute recompute, bool timed);
 
 #endif

@@ -3,12 +3,13 @@
  *
  *     channels         3            4, QUADS      16, BLOCKS
  *     fp16         552 + 546      404 + 1115     625 + 452
- *     bf16        ~1700 + 1100   1761 + 1115     622 + 453
+ *     untimed     1509 + 1143     846 + 1122     625 + 452 or somewhat more
+ *     bf16        ~1750 + 1140   1761 + 1115     622 + 453
  *
- * (fp16's wgrad of QUADS has an engine of 398 microseconds, which sums in less than fp32 and is off by 1.4e-3.) So
- * fp16 takes BLOCKS in training and QUADS where there is no wgrad.
- *
- * The first weights are packed anew each step, and dw is unpacked where it is widened: 3 microseconds each. */
+ * In fp16 the engine of 404 and 552 may sum in less than fp32, so that it is taken only where it is timed and proves
+ * right: see tune.c. (Its wgrad does not: of 398 microseconds, it is off by 1.4e-3.) So fp16 in training takes
+ * QUADS forwards and BLOCKS backwards, written side by side: another 103 MB written, some 30 microseconds; all
+ * else takes BLOCKS. Weights are packed anew each step, and dw is unpacked where it is widened. */
 #include "../../runtime/cuda/convplan.h"
 #include "../../runtime/engine_ops.h"
 #include "../layers.h"
@@ -69,17 +70,17 @@ static dnr_status run(dnri_cuda_op *s)
     return DNR_OK;
 }
 
-/* The windows of the table above, in the packing that it favours. */
+/* The windows of the table above, in the packings that it favours. */
 static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
     const dnri_packed_conv_attr *a = (const dnri_packed_conv_attr *)op->attr;
     const dnr_desc *w = dnri_desc(g, op->def == &dnri_def_packed_conv ? op->in[1] : op->out[0]);
     const dnr_dtype type = dnri_desc(g, op->in[0])->dtype;
-    const bool training = dnri_graph_training(g);
+    const bool wgrad = op->def == &dnri_def_packed_conv_wgrad;
     return w->dim[3] == 3 && a->conv.kernel == 7 && a->conv.stride == 2 && a->conv.pad == 3 &&
            a->conv.h % 2 == 0 && a->conv.w % 2 == 0 &&
-           ((type == DNR_F16 && a->packing == (training ? DNRI_BLOCKS : DNRI_QUADS)) ||
-            (type == DNR_BF16 && a->packing == DNRI_BLOCKS));
+           (a->packing == DNRI_BLOCKS ? type == DNR_F16 || type == DNR_BF16
+                                      : type == DNR_F16 && !wgrad);
 }
 
 static dnri_conv_problem problem_of(const dnr_desc *x, const dnr_desc *y, bool wgrad,

@@ -16,10 +16,11 @@ static dnr_status run_ingest(dnri_cuda_op *s)
         shift[c] = (float)a->shift[c];
     }
     if (s->op.def == &dnri_def_packed_ingest) {
-        const int64_t packing = ((const dnri_packed_ingest_attr *)s->op.attr)->packing;
-        k_packed_ingest(s->stream, (int)s->out[0].dtype, s->dev->sms, s->at.in[0], a->n, a->h, a->w,
-                        packing == DNRI_BLOCKS, (int64_t)dnri_slot_pixels(a->n), scale, shift,
-                        s->at.out[0], s->at.out[1], s->at.out[2]);
+        const bool quads = s->op.out[DNRI_QUADS_OUT] >= 0;
+        k_packed_ingest(s->stream, (int)s->out[quads ? DNRI_QUADS_OUT : DNRI_BLOCKS_OUT].dtype,
+                        s->dev->sms, s->at.in[0], a->n, a->h, a->w, (int64_t)dnri_slot_pixels(a->n),
+                        scale, shift, s->at.out[DNRI_QUADS_OUT], s->at.out[DNRI_BLOCKS_OUT],
+                        s->at.out[1], s->at.out[2]);
         return DNR_OK;
     }
     k_ingest(s->stream, (int)s->out[0].dtype, s->dev->sms, s->at.in[0], a->n,

@@ -82,7 +82,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) k_ingest_kernel(in
 /* A thread has a block of 2 x 2 pixels: two pairs, each 6 bytes in and 8 values out. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-    k_packed_ingest_kernel(ingest_args a, int64_t rows, int w, bool blocks, T *x)
+    k_packed_ingest_kernel(ingest_args a, int64_t rows, int w, T *quads, T *blocks)
 {
     const uint8_t *slot = *a.cell;
     if (!slot)
@@ -108,14 +108,17 @@ __global__ void __launch_bounds__(THREADS)
                 f[j] =
                     j % 4 == 3 ? 0 : (float)b[j / 4 * 3 + j % 4] * a.scale[j % 4] + a.shift[j % 4];
             k_pack(f, v);
-            k_put(x + (blocks ? i * 16 + u * 8 : ((row + u) * w + col) * 4), v);
+            if (quads)
+                k_put(quads + ((row + u) * w + col) * 4, v);
+            if (blocks)
+                k_put(blocks + i * 16 + u * 8, v);
         }
     }
 }
 
 void k_packed_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch, int64_t h,
-                     int64_t w, bool blocks, int64_t pixels_at, const float scale[3],
-                     const float shift[3], void *x, int32_t *labels, dnri_header *header)
+                     int64_t w, int64_t pixels_at, const float scale[3], const float shift[3],
+                     void *quads, void *blocks, int32_t *labels, dnri_header *header)
 {
     ingest_args a = {(const uint8_t *const *)cell, batch, 0, pixels_at, {}, {}, labels, header};
     for (int c = 0; c < 3; c++) {
@@ -125,7 +128,8 @@ void k_packed_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_
     unsigned grid = k_blocks(batch * h * w / 4, THREADS, 16 * sms);
     k_by_type(type, [&](auto t) {
         using T = decltype(t);
-        k_packed_ingest_kernel<T><<<grid, THREADS, 0, s>>>(a, batch * h, (int)w, blocks, (T *)x);
+        k_packed_ingest_kernel<T>
+            <<<grid, THREADS, 0, s>>>(a, batch * h, (int)w, (T *)quads, (T *)blocks);
     });
 }
 

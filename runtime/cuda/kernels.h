@@ -41,10 +41,11 @@ cudaError_t k_usable(void);
 void k_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch, int64_t pixels,
               int64_t pixels_at, const float scale[3], const float shift[3], void *x,
               int32_t *labels, dnri_header *header);
-/* The same, packed: QUADS [batch,h,w,4], or BLOCKS [batch,h/2,w/2,16] (engine_ops.h); h and w even, 16-bit types */
+/* The same, packed: quads [batch,h,w,4] and blocks [batch,h/2,w/2,16] (engine_ops.h), either NULL; h and w even, 16-bit
+ * types */
 void k_packed_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch, int64_t h,
-                     int64_t w, bool blocks, int64_t pixels_at, const float scale[3],
-                     const float shift[3], void *x, int32_t *labels, dnri_header *header);
+                     int64_t w, int64_t pixels_at, const float scale[3], const float shift[3],
+                     void *quads, void *blocks, int32_t *labels, dnri_header *header);
 /* y = a + b, n elements */
 void k_add(cudaStream_t s, int type, int sms, const void *a, const void *b, void *y, int64_t n);
 /* gsum = first ? grad : gsum + grad */

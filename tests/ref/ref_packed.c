@@ -15,15 +15,21 @@ static int64_t packed_at(int64_t packing, int64_t H, int64_t W, int64_t n, int64
 
 static void ingest(const ref_step *s)
 {
-    const dnri_packed_ingest_attr *p = (const dnri_packed_ingest_attr *)s->op.attr;
-    const dnri_ingest_attr *a = &p->in;
+    const dnri_ingest_attr *a = &((const dnri_packed_ingest_attr *)s->op.attr)->in;
     const char *slot = *(char *const *)s->at.in[0];
     const uint8_t *pixels = (const uint8_t *)slot + dnri_slot_pixels(a->n);
-    double *x = s->at.out[0];
-    memset(x, 0, dnri_bytes(&s->out[0]));
+    double *quads = s->at.out[DNRI_QUADS_OUT], *blocks = s->at.out[DNRI_BLOCKS_OUT];
+    if (quads)
+        memset(quads, 0, dnri_bytes(&s->out[DNRI_QUADS_OUT]));
+    if (blocks)
+        memset(blocks, 0, dnri_bytes(&s->out[DNRI_BLOCKS_OUT]));
     for (int64_t i = 0; i < a->n * a->h * a->w * 3; i++) {
         const int64_t c = i % 3, w = i / 3 % a->w, h = i / 3 / a->w % a->h, n = i / 3 / a->w / a->h;
-        x[packed_at(p->packing, a->h, a->w, n, h, w, c)] = pixels[i] * a->scale[c] + a->shift[c];
+        const double v = pixels[i] * a->scale[c] + a->shift[c];
+        if (quads)
+            quads[packed_at(DNRI_QUADS, a->h, a->w, n, h, w, c)] = v;
+        if (blocks)
+            blocks[packed_at(DNRI_BLOCKS, a->h, a->w, n, h, w, c)] = v;
     }
     memcpy(s->at.out[1], slot + dnri_slot_labels(), (size_t)a->n * sizeof(int32_t));
     memcpy(s->at.out[2], slot, sizeof(dnri_header));
