@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct dnri_store {
     dnr_device *dev;
@@ -144,15 +145,16 @@ void *dnri_store_ptr(const dnri_store *s, dnri_role role, int param)
     return place_of(s, resolve(role, x), x);
 }
 
-/* Writes x->count doubles into the slab; on return they hold the values as rounded. */
-static dnr_status put(dnri_store *s, dnri_role role, const dnri_param *x, double *host,
-                      void *staging)
+/* Writes n of the parameter's values, from `at` on, into the slab; on return `host` holds them as rounded. */
+static dnr_status put(dnri_store *s, dnri_role role, const dnri_param *x, int64_t at, int64_t n,
+                      double *host, void *staging)
 {
-    size_t n = (size_t)x->count;
     dnr_dtype type = slab_type(&s->num, role);
-    dnri_from_double(type, host, staging, n);
-    dnri_to_double(type, staging, host, n);
-    return dnri_copy_now(s->dev, place_of(s, role, x), staging, n * dnri_dtype_size(type));
+    size_t size = dnri_dtype_size(type);
+    dnri_from_double(type, host, staging, (size_t)n);
+    dnri_to_double(type, staging, host, (size_t)n);
+    return dnri_copy_now(s->dev, (char *)place_of(s, role, x) + (size_t)at * size, staging,
+                         (size_t)n * size);
 }
 
 static dnr_status find(const dnri_store *s, dnri_role *role, int param, const dnri_param **x)
@@ -189,17 +191,19 @@ dnr_status dnri_store_write(dnri_store *s, dnri_role role, int param, const doub
 {
     const dnri_param *x = NULL;
     DNR_TRY(find(s, &role, param, &x));
+    enum { PIECE = 1 << 16 }; /* a whole copy would add to the peak of host memory */
     dnr_status st = DNR_OK;
-    double *value =
-        malloc((size_t)x->count * 2 * sizeof *value); /* the second half is for staging */
+    double *value = malloc(2 * PIECE * sizeof *value); /* the second half is for staging */
     if (!value)
         return DNR_FAIL_NOMEM();
-    for (int64_t i = 0; i < x->count; i++)
-        value[i] = host[i];
-    DNR_GOTO(st, put(s, role, x, value, value + x->count));
-    if (role == DNRI_MASTER &&
-        !aliased(&s->num)) /* from the rounded master, as the optimizer does */
-        st = put(s, DNRI_WEIGHT, x, value, value + x->count);
+    for (int64_t at = 0; at < x->count; at += PIECE) {
+        int64_t n = x->count - at < PIECE ? x->count - at : PIECE;
+        memcpy(value, host + at, (size_t)n * sizeof *value);
+        DNR_GOTO(st, put(s, role, x, at, n, value, value + PIECE));
+        if (role == DNRI_MASTER &&
+            !aliased(&s->num)) /* from the rounded master, as the optimizer does */
+            DNR_GOTO(st, put(s, DNRI_WEIGHT, x, at, n, value, value + PIECE));
+    }
 out:
     free(value);
     return st;
@@ -299,7 +303,7 @@ static dnr_status renew_weights(dnri_store *s)
             return DNR_FAIL_NOMEM();
         dnr_status st = dnri_store_read(s, DNRI_MASTER, i, v);
         if (st == DNR_OK)
-            st = put(s, DNRI_WEIGHT, x, v, v + x->count);
+            st = put(s, DNRI_WEIGHT, x, 0, x->count, v, v + x->count);
         free(v);
         DNR_TRY(st);
     }

@@ -55,9 +55,11 @@ def measure(args, cfg, settings):
     own_keys = [s.split("=")[0] for s in args.set]
     settings = [s for s in ([] if small else SYNTHETIC) + settings if s.split("=")[0] not in own_keys] + args.set
     warmup, runs = (10, 300) if small else (args.warmup, args.runs)
+    bench = [args.dnnrun, "bench", "train", os.path.join(ROOT, "models", cfg), "device=cpu", *settings, "--json"]
     with tempfile.TemporaryDirectory() as folder:
-        own = run([args.dnnrun, "bench", "train", os.path.join(ROOT, "models", cfg), "device=cpu", *settings,
-                   "--json", "--exchange", folder, "--warmup", str(warmup), "--runs", str(runs)], env)
+        # the weights and the batch in a run of its own: writing them takes memory
+        run(bench + ["--exchange", folder, "--warmup", "0", "--runs", "2"], env)
+        own = run(bench + ["--warmup", str(warmup), "--runs", str(runs)], env)
         with open(os.path.join(folder, "dnnrun.json"), "w") as f:
             json.dump(own, f)
         script = os.path.join(ROOT, "tools", "compare_torch.py")
