@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = CFG_TEXT + 64 };
+enum { PATH_ROOM = CFG_TEXT + 64, LOCK_WAIT_S = 5 };
 
 static dnr_status disk_error(const char *path, const char *doing, dnr_error *err)
 {
@@ -54,7 +54,8 @@ static const char *inside(const rundir *r, const char *name, char buf[PATH_ROOM]
     return buf;
 }
 
-/* A lock ends with the process, however it ends. A file system without locks is used without. */
+/* A lock ends with the process, however it ends; one that was killed just now may take a moment. A file system
+ * without locks is used without. */
 static dnr_status take_lock(rundir *r, dnr_error *err)
 {
     char file[PATH_ROOM];
@@ -62,8 +63,9 @@ static dnr_status take_lock(rundir *r, dnr_error *err)
     if (fd < 0)
         return disk_error(file, "write", err);
     r->lock = fd + 1;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
-        return DNR_OK;
+    for (double end = tool_now() + LOCK_WAIT_S; tool_now() < end; usleep(20000))
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+            return DNR_OK;
     tool_fail(err, DNR_EUSAGE, "run directory", "another process is training in %.500s", r->path);
     return tool_remedy(err, "wait for it, stop it, or choose another folder with --out DIR");
 }
