@@ -18,7 +18,7 @@ clean dnnrun version
 version=$(clean dnnrun --version | cut -d' ' -f2)
 clean dnnrun train quickstart.cfg train.epochs=1 optim.warmup=0 device=cpu --out run | tail -3
 clean dnnrun eval run >/dev/null || fail "the quickstart left nothing to evaluate"
-! strings -a "$prefix/bin/dnnrun" 2>/dev/null | grep -qF "$build/share" || fail "the binary knows the build folder"
+! strings -a "$prefix/bin/dnnrun" 2>/dev/null | grep -F "$build/share" || fail "the binary knows the build folder"
 
 echo "== man page and completion"
 man=$(ls "$prefix"/share/man/man1/dnnrun.1)
@@ -30,9 +30,9 @@ complete_words() { # complete_words WORD…: what completion offers for the last
         _ "$prefix/share/bash-completion/completions/dnnrun" "$@"
 }
 [ "$(complete_words dnnrun tra)" = train ] || fail "completion of tra: $(complete_words dnnrun tra)"
-complete_words dnnrun train quickstart.cfg --res | grep -qx -- --resume || fail "completion of --res"
-complete_words dnnrun train quickstart.cfg optim.lr | grep -qw 'optim.lr=' || fail "completion of optim.lr"
-complete_words dnnrun train quick | grep -qw quickstart.cfg || fail "completion of quick"
+complete_words dnnrun train quickstart.cfg --res | grep -x -- --resume >/dev/null || fail "completion of --res"
+complete_words dnnrun train quickstart.cfg optim.lr | grep -w 'optim.lr=' >/dev/null || fail "completion of optim.lr"
+complete_words dnnrun train quick | grep -w quickstart.cfg >/dev/null || fail "completion of quick"
 
 echo "== headers and examples"
 export PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name dnnrun.pc)")

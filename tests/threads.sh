@@ -12,7 +12,7 @@ archer=$(ldconfig -p | sed -n 's/.*libarcher.so => //p' | head -1)
 [ -n "$archer" ] || { echo "tests/threads.sh: there is no libarcher.so (package libomp-dev)"; exit 1; }
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 exitcode=66" ARCHER_OPTIONS=verbose=1
 export OMP_TOOL_LIBRARIES=$archer OMP_NUM_THREADS=4 OMP_WAIT_POLICY=passive
-nm -D "$tool" "$(dirname "$tool")"/dnnrun-cpu.so | grep -q __tsan_read || { echo "this build is not instrumented"; exit 1; }
+nm -D "$tool" "$(dirname "$tool")"/dnnrun-cpu.so | grep __tsan_read >/dev/null || { echo "this build is not instrumented"; exit 1; }
 common="quickstart.cfg device=cpu data.threads=4 train.deterministic=true train.ema=0.9"
 "$tool" train $common train.epochs=2 optim.warmup=0 train.max_steps=30 --out run 2>&1 | tee log
 grep -qi 'archer detected' log || { echo "Archer did not start"; exit 1; }
