@@ -235,7 +235,8 @@ const dnri_op_def dnri_def_norm_train = {.name = "norm.train",
                                          .infer = train_infer,
                                          .grad = train_grad,
                                          .expand = norm_expand,
-                                         .reclone = train_reclone};
+                                         .reclone = train_reclone,
+                                         .cheap = true};
 const dnri_op_def dnri_def_norm_apply = {
     .name = "norm.apply", .infer = norm_infer, .expand = norm_expand};
 const dnri_op_def dnri_def_norm_eval = {

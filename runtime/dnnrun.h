@@ -264,6 +264,7 @@ typedef enum dnr_recompute {
     DNR_RECOMPUTE_NONE,
     DNR_RECOMPUTE_STAGE, /* keep only what enters a stage */
     DNR_RECOMPUTE_BLOCK, /* keep only what enters a residual block */
+    DNR_RECOMPUTE_CHEAP, /* remake what takes one pass over memory: batch norms without a residual */
 } dnr_recompute;
 
 /* How far a training graph is fused where the device gains by it. All levels compute the same. */

@@ -64,6 +64,7 @@ struct dnri_op_def {
     void (*reclone)(const dnri_op *from, dnri_op *op);
     /* Floating-point operations (a multiply-add is two). NULL: counts as 0. */
     double (*flops)(const dnr_graph *g, const dnri_op *op);
+    bool cheap;   /* bound by memory: DNR_RECOMPUTE_CHEAP may clone it */
     bool is_loss; /* the gradient walk starts here */
 };
 

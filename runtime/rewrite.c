@@ -58,6 +58,13 @@ static int64_t segment_of(const recompute *r, const dnri_op *op)
     return (int64_t)op->stage << 32 | (block ? op->block : 0);
 }
 
+/* A tensor whose life is worth shortening: no vector, and not read after the program. */
+static bool is_large(const dnri_tensor *t)
+{
+    const int64_t *dim = t->desc.dim;
+    return t->home == DNRI_ARENA && !t->keep && dim[0] * dim[1] * dim[2] > 1;
+}
+
 /* Kept are: what an op outside the segment reads, what is read after the program, and vectors (statistics
  * of a norm), which cost little to keep and a pass over x to remake. */
 static void find_homes(recompute *r)
@@ -71,8 +78,7 @@ static void find_homes(recompute *r)
             if (op->out[k] < 0)
                 continue;
             const dnri_tensor *t = dnri_graph_tensor(g, op->out[k]);
-            const int64_t *dim = t->desc.dim;
-            if (t->home == DNRI_ARENA && !t->keep && dim[0] * dim[1] * dim[2] > 1)
+            if (is_large(t))
                 r->home[op->out[k]] = segment_of(r, op);
         }
     }
@@ -213,6 +219,44 @@ static dnr_status walk(recompute *r)
     return DNR_OK;
 }
 
+/* Is the op's result had again for one pass over one tensor? More inputs would live longer for it. */
+static bool is_cheap(const dnr_graph *g, const dnri_op *op)
+{
+    int large = 0;
+    for (int k = 0; k < op->n_in; k++)
+        large += op->in[k] >= 0 && is_large(dnri_graph_tensor(g, op->in[k]));
+    return op->phase == DNRI_FORWARD && op->def->cheap && large == 1;
+}
+
+/* DNR_RECOMPUTE_CHEAP: clones of cheap ops alone, each before the first backward op that reads it. `home` is here the op
+ * that makes the tensor. */
+static dnr_status walk_cheap(recompute *r)
+{
+    for (dnr_tid t = 0; t < dnri_graph_tensors(r->g); t++)
+        r->home[t] = OUTSIDE;
+    for (int i = 0; i < dnri_graph_ops(r->g); i++) {
+        const dnri_op *op = dnri_graph_op_c(r->g, i);
+        for (int k = 0; is_cheap(r->g, op) && k < op->n_out; k++)
+            if (op->out[k] >= 0 && is_large(dnri_graph_tensor(r->g, op->out[k])))
+                r->home[op->out[k]] = i;
+    }
+    for (int i = 0; i < dnri_graph_ops(r->g); i++) {
+        dnri_op op = *dnri_graph_op_c(r->g, i);
+        for (int k = 0; op.phase != DNRI_FORWARD && k < op.n_in; k++) {
+            if (op.in[k] < 0 || r->home[op.in[k]] == OUTSIDE || r->remade[op.in[k]] >= 0)
+                continue;
+            dnri_op clone = clone_of(dnri_graph_op_c(r->g, (int)r->home[op.in[k]]));
+            DNR_TRY(check_pure(r, &clone));
+            DNR_TRY(renew_outputs(r, &clone));
+            DNR_TRY(push(&r->out, &clone));
+        }
+        if (op.phase != DNRI_FORWARD)
+            remap_inputs(r, &op);
+        DNR_TRY(push(&r->out, &op));
+    }
+    return DNR_OK;
+}
+
 dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode)
 {
     DNR_TRY(dnri_graph_status(g));
@@ -231,8 +275,12 @@ dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode)
     } else {
         for (dnr_tid t = 0; t < tensors; t++)
             r.remade[t] = DNRI_NONE;
-        find_homes(&r);
-        st = walk(&r);
+        if (mode == DNR_RECOMPUTE_CHEAP) {
+            st = walk_cheap(&r);
+        } else {
+            find_homes(&r);
+            st = walk(&r);
+        }
     }
     free(r.home);
     free(r.needed);

@@ -93,7 +93,8 @@ static dnr_status clip_grad(dnr_graph *g, const dnri_op *op, const dnr_tid dy[],
 {
     return dnri_emit(g, &clip_dx, op->name, NULL, 0, 2, (dnr_tid[]){dy[0], op->out[1]}, 1, dx);
 }
-static const dnri_op_def clip = {.name = "clip", .infer = clip_infer, .grad = clip_grad};
+static const dnri_op_def clip = {
+    .name = "clip", .infer = clip_infer, .grad = clip_grad, .cheap = true};
 
 /* loss: STATE += Σ x²/2; dx = x */
 static const dnri_op_def loss_dx = {.name = "loss.dx", .infer = plain_infer};
@@ -363,6 +364,32 @@ static void recompute_block(void **state)
     done(g);
 }
 
+/* Of four blocks the clips, each just before what reads it; an add would need two tensors to live longer. */
+static void recompute_cheap(void **state)
+{
+    dnr_graph *g = model(2, 2, &center);
+    int ops = dnri_graph_ops(g), clones = 0;
+    result before = run(g);
+    assert_int_equal(dnri_rewrite_recompute(g, DNR_RECOMPUTE_CHEAP), DNR_OK);
+    result after = run(g);
+    assert_same_result(&before, &after);
+    for (int i = 0; i < dnri_graph_ops(g); i++) {
+        const dnri_op *op = dnri_graph_op_c(g, i);
+        if (!op->clone)
+            continue;
+        clones++;
+        assert_ptr_equal(op->def, &clip);
+        const dnri_op *reader = dnri_graph_op_c(g, i + 1);
+        bool read = false;
+        for (int k = 0; k < reader->n_in; k++)
+            read |= reader->in[k] == op->out[0] || reader->in[k] == op->out[1];
+        assert_true(read && reader->phase == DNRI_BACKWARD);
+    }
+    assert_int_equal(clones, 4);
+    assert_int_equal(dnri_graph_ops(g), ops + 4);
+    done(g);
+}
+
 static void recompute_stage(void **state)
 {
     dnr_graph *g = model(3, 2, &center);
@@ -593,15 +620,11 @@ static void buckets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(recompute_block),
-        cmocka_unit_test(recompute_stage),
-        cmocka_unit_test(recompute_keeps_what_is_kept),
-        cmocka_unit_test(recompute_none),
-        cmocka_unit_test(recompute_refuses_side_effects),
-        cmocka_unit_test(split_in_place),
-        cmocka_unit_test(split_keeps_the_phase),
-        cmocka_unit_test(split_fails_by_name),
-        cmocka_unit_test(buckets),
+        cmocka_unit_test(recompute_block),     cmocka_unit_test(recompute_cheap),
+        cmocka_unit_test(recompute_stage),     cmocka_unit_test(recompute_keeps_what_is_kept),
+        cmocka_unit_test(recompute_none),      cmocka_unit_test(recompute_refuses_side_effects),
+        cmocka_unit_test(split_in_place),      cmocka_unit_test(split_keeps_the_phase),
+        cmocka_unit_test(split_fails_by_name), cmocka_unit_test(buckets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,8 +23,8 @@ import tempfile
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 #       name                    cfg                  settings
-CASES = [("resnet50 fp32", "resnet50.cfg", ["train.batch=16", "train.precision=fp32"]),
-         ("resnet50 bf16", "resnet50.cfg", ["train.batch=16", "train.precision=bf16"]),
+CASES = [("resnet50 fp32", "resnet50.cfg", ["train.batch=16", "train.precision=fp32", "memory.recompute=cheap"]),
+         ("resnet50 bf16", "resnet50.cfg", ["train.batch=16", "train.precision=bf16", "memory.recompute=cheap"]),
          ("resnet18-cifar fp32", "resnet18-cifar10.cfg", ["train.batch=128", "train.precision=fp32"]),
          ("resnet18-cifar bf16", "resnet18-cifar10.cfg", ["train.batch=128", "train.precision=bf16"]),
          ("quickstart", "quickstart.cfg", [])]
@@ -58,7 +58,7 @@ def measure(args, cfg, settings):
     bench = [args.dnnrun, "bench", "train", os.path.join(ROOT, "models", cfg), "device=cpu", *settings, "--json"]
     with tempfile.TemporaryDirectory() as folder:
         # the weights and the batch in a run of its own: writing them takes memory
-        run(bench + ["--exchange", folder, "--warmup", "0", "--runs", "2"], env)
+        run(bench + ["--exchange", folder, "--warmup", "1", "--runs", "2"], env)
         own = run(bench + ["--warmup", str(warmup), "--runs", str(runs)], env)
         with open(os.path.join(folder, "dnnrun.json"), "w") as f:
             json.dump(own, f)
@@ -67,7 +67,7 @@ def measure(args, cfg, settings):
     return own, max(all_, key=lambda r: r["images_per_s"])
 
 
-def row(name, rounds):
+def row(name, settings, rounds):
     def median(side, *path):
         def get(r):
             for key in path:
@@ -75,7 +75,7 @@ def row(name, rounds):
             return r
         return statistics.median(get(r[side]) for r in rounds)
 
-    r = {"case": name, "threads": rounds[0][0]["case"]["device_description"], "torch": rounds[0][1]["about"],
+    r = {"case": name, "settings": settings, "threads": rounds[0][0]["case"]["device_description"], "torch": rounds[0][1]["about"],
          "layout": rounds[-1][1]["layout"] + (", compiled" if rounds[-1][1]["compiled"] else ""),
          "images_per_s": median(0, "images_per_s"), "torch_images_per_s": median(1, "images_per_s"),
          "peak_mib": median(0, "memory", "process_peak") / 2**20, "torch_peak_mib": median(1, "memory", "process_peak") / 2**20,
@@ -126,7 +126,7 @@ def main():
     rows = []
     for name, cfg, settings in CASES:
         if args.case in name:
-            rows.append(row(name, [measure(args, cfg, settings) for _ in range(args.rounds)]))
+            rows.append(row(name, settings + args.set, [measure(args, cfg, settings) for _ in range(args.rounds)]))
     if not rows:
         sys.exit(f"no case's name holds {args.case}")
     fp32 = {r["case"].split()[0]: r["torch_images_per_s"] for r in rows if "fp32" in r["case"]}
