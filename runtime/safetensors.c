@@ -355,7 +355,12 @@ static char *header_text(const char *const *metadata, const dnri_st_tensor *cons
                                            "data_offsets", (json_int_t)at, (json_int_t)end)) == 0;
         at = end;
     }
+    errno = 0;
     char *json = ok ? json_dumps(root, JSON_COMPACT) : NULL;
+    if (errno == ENOMEM) { /* jansson leaves out the key that it lacked memory for, and goes on */
+        free(json);
+        json = NULL;
+    }
     json_decref(meta);
     json_decref(root);
     if (!json)
@@ -388,6 +393,18 @@ dnr_status dnri_st_write_sum(const char *path, const char *const *metadata, cons
         for (int i = 0; i < n; i++)
             if (type_row(t[i].type)->bytes == bytes)
                 order[k++] = &t[i];
+    for (int i = 0; metadata && metadata[i]; i++) {
+        errno = 0;
+        json_t *utf8 = json_string(metadata[i]);
+        json_decref(utf8);
+        if (!utf8) {
+            free(order);
+            return errno == ENOMEM
+                       ? DNR_FAIL_NOMEM()
+                       : DNR_FAIL(DNR_EUSAGE, "write metadata and notes in UTF-8",
+                                  "%s: its metadata %s is not UTF-8", path, metadata[i & ~1]);
+        }
+    }
     char *text = order ? header_text(metadata, order, n) : NULL;
     XXH64_state_t *state = XXH64_createState();
     dnri_wholefile f;

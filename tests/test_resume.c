@@ -344,8 +344,9 @@ static void changes_are_shown_and_refused(void **state)
     same_weights("whole", "cfg");
     /* the same pictures under another path */
     cut_short("cfg");
-    sh("cp " DNRI_TEST_DIR "/../data/digits.tar moved.tar");
-    assert_int_equal(dnnrun(RESUME "cfg data.train=moved.tar:train data.val=moved.tar:test"), 0);
+    sh("mkdir -p moved; cp " DNRI_TEST_DIR "/../data/digits.tar moved");
+    assert_int_equal(
+        dnnrun(RESUME "cfg data.train=moved/digits.tar:train data.val=moved/digits.tar:test"), 0);
     same_weights("whole", "cfg");
 }
 
