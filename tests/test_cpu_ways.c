@@ -134,6 +134,8 @@ static void check(shape s, int want_winograd)
             step = (dnri_step){0};
             d.candidate = i;
             assert_int_equal(dnri_cpu_dnn_step(dev, &d, slots, &step), DNR_OK);
+            if (!step.run && step.impl[0])
+                continue;
             if (!step.run) {
                 assert_true(i > 0 && i < 64);
                 break;

@@ -48,7 +48,7 @@ void *dnri_cpu_step(dnri_step *out, size_t size, dnr_status (*run)(void *ctx), i
 /* Makes `out` a step that runs a oneDNN op, which it takes over. Which tensors of the binding the op's
  * src, weights, bias and dst are: >= 0 an input, < 0 output ~i, DNRI_DNN_ABSENT none. */
 #define DNRI_DNN_ABSENT 100
-/* Leaves out->run NULL where oneDNN has no such candidate. */
+/* As a dnri_way_fn for d->candidate. */
 dnr_status dnri_cpu_dnn_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4],
                              dnri_step *out);
 
@@ -61,8 +61,8 @@ int dnri_threads_for(dnr_device *dev, double flops);
 typedef struct dnri_tune_key {
     int64_t v[20];
 } dnri_tune_key;
-/* Makes the step of a way to run an op. Ways are numbered from 0; way 0 exists, and for one beyond the last it
- * leaves out->run NULL. */
+/* Makes the step of a way to run an op. Ways are numbered from 0; way 0 exists. out->run stays NULL for one that is
+ * not worth a try, and out->impl empty too for one beyond the last. */
 typedef dnr_status (*dnri_way_fn)(dnr_device *dev, const void *what, int way, dnri_step *out);
 /* Makes the fastest of the ways 0, 1, … and −1 … −extra whose workspace is within `cap`, by timing them once on
  * memory of its own. */

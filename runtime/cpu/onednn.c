@@ -367,6 +367,12 @@ out:
     return st;
 }
 
+static bool for_older_cpus(const char *impl)
+{
+    return dnnl_get_effective_cpu_isa() >= dnnl_cpu_isa_avx512_core &&
+           (strstr(impl, "sse41") || strstr(impl, "avx2"));
+}
+
 dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **out)
 {
     static const char *const what[2][3] = {{"conv.fprop", "conv.dgrad", "conv.wgrad"},
@@ -415,6 +421,10 @@ dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **ou
     if (d->candidate > 0 && (made == NO_MORE || strncmp(impl, "ref", 3) == 0))
         goto none; /* plain loops stand last, and may take minutes */
     DNN_GOTO(what[d->dense][d->pass], made);
+    if (d->candidate > 0 && for_older_cpus(impl)) {
+        snprintf(op->impl, sizeof op->impl, "%s", impl);
+        goto out; /* no calls: not worth a try */
+    }
 
     dnnl_query_t weights_query =
         d->pass == DNRI_DNN_WGRAD ? dnnl_query_diff_weights_md : dnnl_query_weights_md;

@@ -32,6 +32,7 @@ typedef struct dnri_dnn_desc {
 dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **out);
 void dnri_dnn_drop(dnri_dnn_op *op);
 size_t dnri_dnn_workspace(const dnri_dnn_op *op);
+/* 0: the candidate was made for older CPUs and cannot be run. */
 int dnri_dnn_launches(const dnri_dnn_op *op);
 const char *dnri_dnn_impl(const dnri_dnn_op *op); /* "brgconv:avx512_core" */
 /* `workspace` may be NULL when its size is 0. */

@@ -78,6 +78,11 @@ dnr_status dnri_cpu_dnn_step(dnr_device *dev, const dnri_dnn_desc *d, const int 
         free(s);
         return st;
     }
+    if (dnri_dnn_launches(s->op) == 0) {
+        snprintf(out->impl, sizeof out->impl, "onednn %s", dnri_dnn_impl(s->op));
+        dnn_drop(s);
+        return DNR_OK;
+    }
     for (int i = 0; i < 4; i++)
         s->slot[i] = slot[i];
     *out = (dnri_step){.bind = dnn_bind,

@@ -126,7 +126,7 @@ static dnr_status contest(dnr_device *dev, dnri_way_fn make, const void *what, i
         double t = 0;
         DNR_TRY(make(dev, what, w, &s));
         if (!s.run) {
-            more = false;
+            more = more && s.impl[0];
             continue;
         }
         dnr_status st = DNR_OK;
