@@ -209,7 +209,7 @@ static void cut_short(const char *run)
 static void flip(const char *path)
 {
     int fd = open(path, O_RDWR);
-    char c;
+    char c = 0;
     assert_true(fd >= 0 && pread(fd, &c, 1, 60000) == 1);
     c = (char)(c ^ 16);
     assert_int_equal(pwrite(fd, &c, 1, 60000), 1);

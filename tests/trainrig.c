@@ -89,7 +89,7 @@ static void draw(uint8_t *rgb, int label, uint32_t seed)
             for (int c = 0; c < 3; c++) {
                 r = r * 1664525u + 1013904223u;
                 double along = (double[]){x, y, x + y, x - y}[label];
-                *rgb++ = (uint8_t)(128 + 70 * sin(0.9 * along) + (double)(r >> 26));
+                *rgb++ = (uint8_t)(120 + 70 * sin(0.9 * along) + (double)(r >> 26));
             }
 }
 
