@@ -195,8 +195,9 @@ dnr_tid dnri_param_tensor(dnr_graph *g, dnri_role role, const dnri_param *proto)
 
 dnr_tid dnri_slab_tensor(dnr_graph *g, dnri_role role)
 {
-    static const char *const names[DNRI_ROLES] = {
-        "master", "grad", "gsum", "momentum", "weight", "running", "ema", "ema_running", "state", "header", "cell"};
+    static const char *const names[DNRI_ROLES] = {"master", "grad",    "gsum", "momentum",
+                                                  "weight", "running", "ema",  "ema_running",
+                                                  "state",  "header",  "cell"};
     int64_t n = 0;
     switch (role) {
     case DNRI_STATE:

@@ -56,8 +56,8 @@ struct dnr_trainer {
     int64_t fed;                /* batches so far, of any program */
 
     int64_t steps, samples; /* enqueued */
-    dnri_issued issued[2];   /* the last two steps */
-    dnr_error *lost;         /* why training cannot go on; NULL: it can */
+    dnri_issued issued[2];  /* the last two steps */
+    dnr_error *lost;        /* why training cannot go on; NULL: it can */
 };
 
 /* Checks the options, fills in defaults and copies the names. */

@@ -191,7 +191,8 @@ static int run_steps(const dnri_update_opts *o)
             fill(r, DNRI_GRAD, p, scale, (uint64_t)(100 + step * PARAMS + p));
         fill(r, DNRI_BUFFER, RUNNING, 1, (uint64_t)(200 + step));
         if (step == 3)
-            spoil(r, 3, INFINITY); /* after the scale has grown; without one: no step counts any more */
+            spoil(r, 3,
+                  INFINITY); /* after the scale has grown; without one: no step counts any more */
         if (o->sgd.scaled && step == 4)
             spoil(r, 4, NAN);
         for (int side = 0; side < SIDES; side++) {
