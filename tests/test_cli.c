@@ -321,6 +321,28 @@ static void bad_pictures_are_reported(void **state)
           "broken.png", "");
 }
 
+/* A run whose paths are long, no UTF-8 and look like comments is saved, evaluated and resumed. */
+static void odd_paths(void **state)
+{
+    NEEDS_CPU();
+    sh("d=$(printf 'a # %%0150d\\351' 1) && mkdir \"$d\" && cd \"$d\" && "
+       "tar -xf " DNRI_TEST_DIR "/../data/digits.tar test && ln -s \"$d\" ../odd-path && "
+       "printf '%%s' \"$d\" >../odd-name");
+    const char *args = "quickstart.cfg device=cpu data.train=\"$(cat odd-name)/test\" "
+                       "data.val=\"$(cat odd-name)/test\" train.max_steps=2 "
+                       "--out \"$(cat odd-name)/run\"";
+    assert_int_equal(dnnrun("train %s", args), 0);
+    assert_int_equal(dnnrun("eval \"$(cat odd-name)/run\""), 0);
+    has(out_text, "of 359)");
+    assert_int_equal(dnnrun("train %s --resume auto", args), 0);
+    has(out_text, "nothing to do");
+    sh("cp \"$(ls -d odd-path/test/7/* | head -1)\" \"$(printf 'seven\\351.png')\"");
+    assert_int_equal(dnnrun("predict --json --weights "
+                            "odd-path/run/checkpoints/last/model.safetensors seven*.png"),
+                     0);
+    has(out_text, "\"image\": \"seven?.png\"");
+}
+
 /* SIGTERM: a checkpoint is saved, 75. */
 static void a_signal_stops_cleanly(void **state)
 {
@@ -384,6 +406,7 @@ int main(void)
         cmocka_unit_test(a_short_run),
         cmocka_unit_test(divergence),
         cmocka_unit_test(bad_pictures_are_reported),
+        cmocka_unit_test(odd_paths),
         cmocka_unit_test(a_signal_stops_cleanly),
         cmocka_unit_test(validation_of_other_classes_is_refused),
     };

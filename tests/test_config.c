@@ -236,8 +236,13 @@ static void lines_are_counted(void **state)
 static void odd_files(void **state)
 {
     char text[4096];
-    snprintf(text, sizeof text, "[data]\ntrain = %0*d\n", 400, 1);
-    refused(text, "dir/t.cfg:2", "longer than 190", "command line");
+    snprintf(text, sizeof text, "[data]\n%0*d = x\n", 400, 1);
+    refused(text, "dir/t.cfg:2", "name longer than 190", "names of all keys");
+    snprintf(text, sizeof text, "[data]\ntrain = %0*d\n", CFG_TEXT, 1);
+    refused(text, "dir/t.cfg:2", "the path is too long", "docs/cfg.md");
+    snprintf(text, sizeof text, "[data]\ntrain = %0*d # c\n", CFG_TEXT - 1, 1);
+    assert_int_equal(read_text(text), DNR_OK);
+    assert_int_equal(strlen(c.data.train), CFG_TEXT - 1);
     snprintf(text, sizeof text, "[data]\n# %0*d\ntrain = a # %0*d\n", 1500, 1, 1500,
              1); /* comments may be long */
     assert_int_equal(read_text(text), DNR_OK);
@@ -365,6 +370,31 @@ static void shipped_cfgs_load(void **state)
     assert_true(strlen(err.remedy) > 3);
 }
 
+/* What cfg_write writes reads back as it was, whatever a path holds. */
+static void odd_paths(void **state)
+{
+    static const char *const paths[] = {"a # b", "a ;b", "# a",     "\"a\"", "\"a",         " a ",
+                                        "a\"b",  "a=b",  "[a] = b", "a\tb",  "a\xe9\xff #", "\"",
+                                        "\"\"",  "a\"",  "a#b",     "a, b:c"};
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        char assignment[64], text[16384] = "";
+        FILE *f = fmemopen(text, sizeof text, "w");
+        cfg_init(&c);
+        snprintf(assignment, sizeof assignment, "data.train=%s", paths[i]);
+        assert_int_equal(cfg_set(&c, assignment, &err), DNR_OK);
+        cfg_write(&c, f);
+        fclose(f);
+        if (read_text(text) != DNR_OK)
+            fail_msg("%s: %s", paths[i], err.what);
+        assert_string_equal(c.data.train, paths[i]);
+    }
+    assert_int_equal(read_text("[data]\ntrain = \"a # b\" # \"c\"\n# x = \"y\" z\n"), DNR_OK);
+    assert_string_equal(c.data.train, "a # b");
+    cfg_init(&c);
+    assert_int_equal(cfg_set(&c, "data.train=a\nb", &err), DNR_EUSAGE);
+    assert_has(err.what, "line break");
+}
+
 static void distances(void **state)
 {
     assert_int_equal(tool_distance("", ""), 0);
@@ -430,6 +460,7 @@ int main(void)
         cmocka_unit_test(checks_over_several_keys),
         cmocka_unit_test(written_cfgs_read_back),
         cmocka_unit_test(shipped_cfgs_load),
+        cmocka_unit_test(odd_paths),
         cmocka_unit_test(distances),
         cmocka_unit_test(hostile_text),
     };

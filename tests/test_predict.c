@@ -115,6 +115,11 @@ static void takes_the_model_from_the_file_or_the_cfg(void **state)
     has(out_text, ": 7 "); /* the names of its data */
     fails(3, "predict --weights " WEIGHTS " digits/test/7 device=cpu model.name=resnet20",
           "does not fit resnet20", "weights of this model");
+    /* a key on the command line holds before the file's names of classes are looked at */
+    assert_int_equal(dnnrun("predict resnet50.cfg --weights " WEIGHTS
+                            " digits/test/7 device=cpu model.classes=10"),
+                     0);
+    has(out_text, ": 7 ");
 }
 
 static void odd_metadata_is_refused(void **state)
@@ -135,7 +140,8 @@ static void bad_pictures_do_not_stop_the_others(void **state)
     need_run();
     sh("mkdir -p mixed/deep; cp digits/test/3/*.png mixed/deep; echo no >mixed/a.png; echo no "
        ">mixed/notes.txt");
-    fails(3, "predict --weights " WEIGHTS " mixed --json device=cpu", "1 of ", "JPEG and PNG");
+    fails(3, "predict --weights " WEIGHTS " mixed --json device=cpu", "1 of ",
+          "JPEG, PNG, BMP and GIF");
     json_t *list = lines();
     const json_t *first = json_array_get(list, 0);
     assert_true(json_array_size(list) > 20);

@@ -1,6 +1,7 @@
 /* cmd_predict.c: dnnrun predict: what a trained model sees in some pictures. */
 #include "card.h"
 #include "picture.h"
+#include "rundir.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -111,12 +112,12 @@ static dnr_status settle(prediction *p)
         TOOL_TRY(st, cfg_load(c, p->a.cfg, NULL, 0, err));
     else
         cfg_init(c);
-    TOOL_TRY(st, card_read(p->a.weights, c, p->set, p->n_set, &p->names, &model, err));
     bool batch = false;
     for (int i = 0; i < p->n_set; i++) {
         TOOL_TRY(st, cfg_set(c, p->set[i], err));
         batch = batch || !strncmp(p->set[i], "train.batch=", 12);
     }
+    TOOL_TRY(st, card_read(p->a.weights, c, p->set, p->n_set, &p->names, &model, err));
     if (!model && !*c->model.name) {
         st = tool_fail(err, DNR_EUSAGE, "--weights", "%.300s does not say which model it is of",
                        p->a.weights);
@@ -154,7 +155,7 @@ static void names_from_data(prediction *p)
     for (int k = 0; k < dnr_source_classes(src); k++) {
         const char *name = dnr_source_class_name(src, k);
         if (name)
-            json_array_append_new(p->names, json_string(name));
+            json_array_append_new(p->names, rundir_text(name));
     }
     dnr_source_close(src);
 }
@@ -221,9 +222,7 @@ static void report(prediction *p, const char *file, const float *logits, const u
         }
     }
     if (p->a.json) {
-        json_t *j = json_pack("{s:o, s:O}", "image", json_string(file), "top", list);
-        if (!j)
-            j = json_pack("{s:s, s:O}", "image", "(a name that is not UTF-8)", "top", list);
+        json_t *j = json_pack("{s:o, s:O}", "image", rundir_text(file), "top", list);
         json_dumpf(j, stdout, JSON_REAL_PRECISION(7));
         json_decref(j);
     }
@@ -241,7 +240,8 @@ static void report_bad(prediction *p, const char *file)
             reason = stats.bad_list[i].reason;
     p->bad++;
     if (p->a.json) {
-        json_t *j = json_pack("{s:s, s:s}", "image", file, "error", reason);
+        json_t *j =
+            json_pack("{s:o, s:o}", "image", rundir_text(file), "error", rundir_text(reason));
         json_dumpf(j, stdout, 0);
         putchar('\n');
         json_decref(j);
@@ -312,7 +312,7 @@ static dnr_status predict_all(prediction *p)
     if (p->bad) {
         st = tool_fail(err, DNR_EDATA, "predict", "%lld of %lld pictures could not be read",
                        (long long)p->bad, (long long)n);
-        tool_remedy(err, "see the warnings above; JPEG and PNG files are read");
+        tool_remedy(err, "see the warnings above; JPEG, PNG, BMP and GIF files are read");
     }
 out:
     return st;

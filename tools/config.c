@@ -211,7 +211,18 @@ static dnr_status assign(cfg *c, const char *name, const char *text, int line, d
         return tool_remedy(err, "remove one of them");
     }
     c->origin[i] = line;
+    if (strpbrk(text, "\r\n")) /* resolved.cfg could not hold it */
+        return bad_value(&cfg_keys[i], text, where, "holds a line break", err);
     return set_value(c, &cfg_keys[i], text, where, err);
+}
+
+void cfg_unquote(char *value)
+{
+    size_t n = strlen(value);
+    if (n < 2 || *value != '"' || value[n - 1] != '"')
+        return;
+    memmove(value, value + 1, n - 2);
+    value[n - 2] = 0;
 }
 
 void cfg_init(cfg *c)
@@ -239,7 +250,9 @@ dnr_status cfg_set(cfg *c, const char *assignment, dnr_error *err)
 
 /* ---------------------------------------------------------------- the file */
 
-enum { INI_ROOM = 190 }; /* inih's buffer holds 200 bytes unless built otherwise */
+enum {
+    INI_ROOM = 190
+}; /* inih's buffer holds 200 bytes unless built otherwise: values stay outside */
 
 typedef struct reading {
     cfg *c;
@@ -249,6 +262,7 @@ typedef struct reading {
     int line;
     char *text; /* getline's */
     size_t room;
+    char *value; /* within it: what the key of this line is set to */
 } reading;
 
 static void refuse(reading *r, const char *what, const char *remedy)
@@ -256,6 +270,23 @@ static void refuse(reading *r, const char *what, const char *remedy)
     char where[96];
     r->status = tool_fail(r->err, DNR_EUSAGE, origin_text(r->c, r->line, where), "%s", what);
     tool_remedy(r->err, "%s", remedy);
+}
+
+/* Ends p before its comment, and blanks before that. A value in double quotes may hold # and ;. */
+static void cut_comment(char *p)
+{
+    char *q = p, *value = p + strcspn(p, "=:");
+    if (!strchr("[#;", *p) && *value) {
+        value += 1 + strspn(value + 1, " \t");
+        char *end = *value == '"' ? strchr(value + 1, '"') : NULL;
+        if (end && (!end[1] || isspace((unsigned char)end[1])))
+            q = end + 1;
+    }
+    while (*q && !((*q == '#' || *q == ';') && (q == p || isspace((unsigned char)q[-1]))))
+        q++;
+    while (q > p && isspace((unsigned char)q[-1]))
+        q--;
+    *q = 0;
 }
 
 /* inih's fgets: counts lines, takes comments and indentation away (inih would take an indented line as the
@@ -285,16 +316,7 @@ static char *next_line(char *buf, int size, void *user)
     if (r->line == 1 && !strncmp(p, "\xEF\xBB\xBF", 3)) /* byte-order mark */
         p += 3;
     p += strspn(p, " \t");
-    for (char *q = p; *q; q++) {
-        if ((*q == '#' || *q == ';') && (q == p || isspace((unsigned char)q[-1]))) {
-            *q = 0;
-            break;
-        }
-    }
-    size_t n = strlen(p);
-    while (n && isspace((unsigned char)p[n - 1]))
-        n--;
-    p[n] = 0;
+    cut_comment(p);
     const char *end = strchr(p, ']');
     if (*p == '[' && end && end[1]) {
         refuse(r, "text after a section's name", "put it on a line of its own");
@@ -304,12 +326,14 @@ static char *next_line(char *buf, int size, void *user)
         refuse(r, "neither [section] nor key = value", "see docs/cfg.md for the form of a cfg");
         return NULL;
     }
-    if (n > INI_ROOM || (int)n + 2 > size) {
-        refuse(r, "the line is longer than 190 characters",
-               "shorten it, or give the key on the command line");
+    size_t n = *p == '[' ? strlen(p) : strcspn(p, "=:");
+    if (n > INI_ROOM || (int)n + 4 > size) {
+        refuse(r, "a name longer than 190 characters", "see docs/cfg.md for the names of all keys");
         return NULL;
     }
-    snprintf(buf, (size_t)size, "%s\n", p);
+    r->value = p + n + (p[n] != 0);
+    r->value += strspn(r->value, " \t");
+    snprintf(buf, (size_t)size, "%.*s%s\n", (int)n, p, p[n] ? "=" : "");
     return buf;
 }
 
@@ -317,10 +341,12 @@ static int on_key(void *user, const char *section, const char *name, const char 
 {
     reading *r = user;
     char full[128];
+    (void)value;
     if (r->status != DNR_OK || !name)
         return 0;
     snprintf(full, sizeof full, "%s%s%s", section, *section ? "." : "", name);
-    r->status = assign(r->c, full, value ? value : "", r->line, r->err);
+    cfg_unquote(r->value);
+    r->status = assign(r->c, full, r->value, r->line, r->err);
     return r->status == DNR_OK;
 }
 

@@ -133,7 +133,9 @@ dnr_status cfg_load(cfg *c, const char *name, char *const set[], int n_set, dnr_
 
 /* ---- writing (config_write.c) */
 
-/* The value as it would stand in a cfg: what cfg_write writes. Returns buf. */
+/* Takes the double quotes around a value away, in place. */
+void cfg_unquote(char *value);
+/* The value as it would stand on the command line. Returns buf. */
 const char *cfg_value(const cfg *c, const cfg_key *k, char buf[CFG_TEXT]);
 /* All keys with their values, as a cfg that gives the same run. */
 void cfg_write(const cfg *c, FILE *out);

@@ -75,6 +75,16 @@ static const char *short_name(const cfg_key *k)
     return k->name + (n ? n + 1 : 0);
 }
 
+/* Read back as it is, would it lose blanks, quotes or what looks like a comment? */
+static bool needs_quotes(const char *v)
+{
+    size_t n = strlen(v);
+    bool needs = n && (strchr(" \t\"#;", *v) || strchr(" \t", v[n - 1]));
+    for (size_t i = 1; i < n; i++)
+        needs = needs || (strchr("#;", v[i]) && strchr(" \t\v\f", v[i - 1]));
+    return needs;
+}
+
 void cfg_write(const cfg *c, FILE *out)
 {
     char value[CFG_TEXT];
@@ -82,7 +92,9 @@ void cfg_write(const cfg *c, FILE *out)
         const cfg_key *k = &cfg_keys[i];
         if (starts_section(i))
             fprintf(out, "\n[%.*s]\n", section_length(k), k->name);
-        fprintf(out, "%s =%s%s\n", short_name(k), *cfg_value(c, k, value) ? " " : "", value);
+        cfg_value(c, k, value);
+        const char *quote = needs_quotes(value) ? "\"" : "";
+        fprintf(out, "%s =%s%s%s%s\n", short_name(k), *value ? " " : "", quote, value, quote);
     }
 }
 
@@ -143,7 +155,7 @@ static const char intro[] =
     "\n"
     "**Paths** are relative to the current folder, as on the command line. One that begins with "
     "`@cfg/` is relative to the\n"
-    "folder of the cfg file.\n"
+    "folder of the cfg file. A value in double quotes may hold `#` and `;` after a blank.\n"
     "\n"
     "**Lists** of numbers are separated by blanks or commas.\n";
 

@@ -1,5 +1,6 @@
 /* resume.c: see resume.h. */
 #include "resume.h"
+#include "rundir.h"
 #include "screen.h"
 
 #include <ctype.h>
@@ -127,6 +128,7 @@ static bool value_in(const char *text, const char *key, char value[CFG_TEXT])
                 for (eq++; eq < end && line[eq] == ' ';)
                     eq++;
                 snprintf(value, CFG_TEXT, "%.*s", end - eq, line + eq);
+                cfg_unquote(value);
                 return true;
             }
         }
@@ -221,6 +223,11 @@ char *resume_note_cfg(const cfg *c)
         return NULL;
     cfg_write(c, f);
     fclose(f);
+    /* the note is UTF-8, paths need not be: what cannot be shown is ?, as in the manifest */
+    json_t *plain = text ? rundir_text(text) : NULL;
+    free(text);
+    text = plain ? strdup(json_string_value(plain)) : NULL;
+    json_decref(plain);
     return text;
 }
 
