@@ -73,7 +73,8 @@ static dnr_tid net(dnr_graph *g, dnr_tid x, const dnr_model_opts *o)
 {
     const dnr_conv_opts conv = {.out = 8, .kernel = 3, .stride = 1, .pad = 1};
     dnr_tid y = DNRI_NONE;
-    x = dnr_conv(g, "conv", x, &conv);
+    /* linear alone could not tell the waves apart: their means are equal */
+    x = dnr_norm(g, "bn", dnr_conv(g, "conv", x, &conv), DNRI_NONE, &(dnr_norm_opts){.relu = true});
     if (x >= 0)
         dnri_emit(g, &twin_def, "twin", NULL, 0, 1, &x, 1, &y);
     return dnr_dense(g, "fc", dnr_global_avg_pool(g, "pool", y), o->classes);

@@ -2,13 +2,14 @@
 # A tiny training under valgrind: no bad access, and nothing lost at exit. Valgrind knows no AVX-512.
 #   tests/valgrind.sh BUILD
 set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
 tool=$(realpath "$1")/dnnrun
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 export OMP_NUM_THREADS=1 DNNL_MAX_CPU_ISA=AVX2
 checked() {
-    valgrind -q --error-exitcode=99 --leak-check=full --show-leak-kinds=definite,indirect,possible \
+    valgrind -q --suppressions="$here/valgrind.supp" --error-exitcode=99 --leak-check=full --show-leak-kinds=definite,indirect,possible \
         --errors-for-leak-kinds=definite,indirect,possible "$tool" "$@"
 }
 small="quickstart.cfg device=cpu train.epochs=1 optim.warmup=0 train.batch=8 data.threads=1 data.val="
