@@ -233,6 +233,24 @@ static dnr_status bind_programs(dnr_trainer *t)
     return dnri_store_init(t->store, t->o.seed);
 }
 
+/* Plans `t->program`, and refuses it where it does not fit. */
+static dnr_status plan_programs(dnr_trainer *t, bool benchmark)
+{
+    DNR_TRY(build_programs(t, t->o.batch, t->o.eval_batch, benchmark, t->program));
+    t->arena_bytes = arena_size(t->program);
+    t->staging_bytes = slot_size(t, t->o.batch, t->o.eval_batch);
+    return check_memory(t);
+}
+
+/* May a plan be too large? A network takes some 50 to 800 times the memory of its pictures. */
+static bool in_doubt(dnr_trainer *t)
+{
+    size_t free_bytes, total;
+    if (t->dev->be->memory(t->dev, &free_bytes, &total) != DNR_OK)
+        return true;
+    return 800.0 * (double)slot_size(t, t->o.batch, t->o.eval_batch) > (double)free_bytes / 4;
+}
+
 static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
 {
     DNR_TRY(dnri_trainer_options(opts, &t->o));
@@ -241,10 +259,11 @@ static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
     t->params = dnri_params_new();
     if (!t->params)
         return DNR_FAIL_NOMEM();
-    DNR_TRY(build_programs(t, t->o.batch, t->o.eval_batch, t->o.benchmark, t->program));
-    t->arena_bytes = arena_size(t->program);
-    t->staging_bytes = slot_size(t, t->o.batch, t->o.eval_batch);
-    DNR_TRY(check_memory(t));
+    if (t->o.benchmark && in_doubt(t)) { /* timing could take minutes, and more than all memory */
+        DNR_TRY(plan_programs(t, false));
+        free_programs(t->program);
+    }
+    DNR_TRY(plan_programs(t, t->o.benchmark));
     DNR_TRY(take_memory(t));
     return bind_programs(t);
 }

@@ -62,7 +62,7 @@ const cfg_key cfg_keys[] = {
     PATH("data.class_map", data.class_map,
          "For a flat folder of training pictures: a text file with lines `FILE CLASS`."),
     PATH("data.val_class_map", data.val_class_map, "The same for `data.val`."),
-    INT("data.synthetic_n", data.synthetic_n, 1, 1e12, "1281167", "pictures",
+    INT("data.synthetic_n", data.synthetic_n, 1, 4294967295.0, "1281167", "pictures",
         "How many pictures `synthetic` has."),
     INT("data.image", data.image, 1, 8192, "224", "pixels",
         "Height and width of the pictures given to the network."),
@@ -96,7 +96,7 @@ const cfg_key cfg_keys[] = {
         "More bad pictures than this end the run. -1: no limit."),
     INT("data.max_pixels", data.max_pixels, 1, 1e12, "178956970", "pixels",
         "A picture with more is bad. The default is Pillow's limit."),
-    INT("data.threads", data.threads, 0, 1024, "0", "threads",
+    INT("data.threads", data.threads, 0, 256, "0", "threads",
         "Threads that decode. 0: one for each core, at most 16; one for every four where the CPU "
         "computes, which they leave the cores to."),
     INT("data.prefetch", data.prefetch, 0, 1024, "0", "batches", "Batches decoded ahead. 0: 3."),

@@ -90,9 +90,8 @@ void resume_close(resume *r)
 
 /* Keys, and sections, that decide where, how fast and how long, not what is computed. */
 static const char *const may_change[] = {
-    "device",        "data.on_error",   "data.max_bad", "data.threads",
-    "data.prefetch", "train.max_steps", "train.init",   "memory.",
-    "cudnn.",        "dist.",           "run.",         "monitor.",
+    "device",          "data.on_error", "data.max_bad", "data.threads", "data.prefetch",
+    "train.max_steps", "train.init",    "memory.",      "cudnn.",       "run.",
     "report.",
 };
 /* What matters of these is compared by resume_check_session. */
