@@ -92,7 +92,6 @@ void resume_close(resume *r)
 static const char *const may_change[] = {
     "device",          "data.on_error", "data.max_bad", "data.threads", "data.prefetch",
     "train.max_steps", "train.init",    "memory.",      "cudnn.",       "run.",
-    "report.",
 };
 /* What matters of these is compared by resume_check_session. */
 static const char *const of_session[] = {"data.train", "data.val", "data.class_map",
