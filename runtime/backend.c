@@ -174,6 +174,8 @@ dnr_status dnri_wait(dnr_device *dev, int mark, double timeout_s, const char *wh
 
 dnr_status dnri_copy_now(dnr_device *dev, void *dst, const void *src, size_t bytes)
 {
+    if (bytes == 0) /* an empty slab has no address */
+        return DNR_OK;
     DNR_TRY(dev->be->copy(dev, DNRI_COMPUTE, dst, src, bytes));
     return dev->be->sync(dev, DNRI_COMPUTE);
 }

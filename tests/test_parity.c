@@ -519,8 +519,11 @@ int main(int argc, char **argv)
             return 2;
         }
         fusion = argc == 4 ? DNR_FUSION_OFF : DNR_FUSION_AUTO;
-        if (!open_device(argv[1], argv[2]))
+        if (!open_device(argv[1], argv[2])) {
+            json_decref(models);
+            dnr_device_close(ref);
             return 77; /* CTest's mark for a skipped test */
+        }
         rounding = table =
             load(strncmp(argv[1], "cuda", 4) ? "rounding_cpu.json" : "rounding_cuda.json");
         if (!table)
