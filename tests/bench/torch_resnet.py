@@ -5,6 +5,7 @@ GradScaler) or a forward pass, on synthetic pictures that are on the device alre
     torch_resnet.py                                          resnet50, batch 256, fp16, channels-last, eager, GPU
     torch_resnet.py --precision bf16 --compile
     torch_resnet.py --device cpu --batch 16 --precision fp32 --threads 2
+    torch_resnet.py --batch 32 --compile --graphs            with CUDA graphs (compile mode reduce-overhead)
     torch_resnet.py --mode infer --batch 1 --compile         with CUDA graphs (compile mode max-autotune)
     torch_resnet.py --model resnet20 --image 32 --classes 10 --batch 128 --device cpu
 
@@ -37,6 +38,7 @@ def main():
     ap.add_argument("--precision", default="fp16", choices=["fp32", "tf32", "fp16", "bf16"])
     ap.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
     ap.add_argument("--compile", action="store_true")
+    ap.add_argument("--graphs", action="store_true", help="with --compile: training through CUDA graphs")
     ap.add_argument("--checkpoint", action="store_true", help="recompute each residual block (gradient checkpointing)")
     ap.add_argument("--mode", default="train", choices=["train", "infer"])
     ap.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -74,7 +76,7 @@ def main():
 
     if args.compile:
         forward = torch.compile(forward, mode="max-autotune" if args.mode == "infer" and cuda else "default")
-        loss_of = torch.compile(loss_of)
+        loss_of = torch.compile(loss_of, mode="reduce-overhead" if args.graphs else "default")
 
     def train():
         opt.zero_grad()
