@@ -21,4 +21,7 @@ dnr_status dnri_window(const char *name, int kernel, int stride, int pad, int64_
 /* Fails unless input i of the op has shape `want`; `what` names it. */
 dnr_status dnri_want(const dnr_graph *g, const dnri_op *op, int i, const char *what, dnr_desc want);
 
+/* A bit for each element of x: shape of the mask that norm.train leaves (norm.c). */
+dnr_desc dnri_mask_of(const dnr_desc *x);
+
 #endif

@@ -121,6 +121,33 @@ typedef struct dnri_norm_pool_attr {
 } dnri_norm_pool_attr;
 extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnri_def_norm_pool_bwd;
 
+/* ---- algbn.c: algebraic batch norm: the backward pass of a 1×1 convolution x = a·wᵀ and the batch norm behind
+ * it, of which x and dx have K channels and a has C < K, without reading x or writing dx. With G = aᵀa and P = dzᵀa,
+ * dz the gradient of the norm's output, all that is linear or quadratic in x is had from C-sized products:
+ *   Σ dz·x = rowdot(P, w);   dx = A·dz + B·x + C0 by channel;   dw = dxᵀa = A·P + B·(w·G) + C0·Σa;
+ *   da = dx·w = dz·(A∘w) + a·(wᵀ·diag(B)·w) + c
+ * Made by a rewrite (fuse.h) out of norm.bwd, conv.wgrad and conv.dgrad. A tensor is a matrix of M = N·H·W rows.
+ *
+ * norm.dz     in {y or its mask?, dy, dy2?} out {dz, sum: master type [K]}
+ *   dz = (dy + dy2) · [y > 0 where y is given];  sum = Σ dz. The mask is norm.train's. One of y and dy2 is given.
+ * gram        in {a, b?} out {p: master type [Kb,1,1,C], sum?: master type [C]}
+ *   p = bᵀ·a, b = a where absent;  sum = Σ a. Sums are good to fp32: a tensor core rounds towards zero as it
+ *   adds, so it may add no more than 1,568 rows before what it has is added up by better means.
+ * algbn.coef  in {p = dzᵀa, gram = aᵀa, sum_a, sum_dz, w, gamma, mean, invstd}
+ *             out {dw: GRAD [K,1,1,C], dgamma: GRAD, dbeta: GRAD, wa [K,1,1,C], m [C,1,1,C], c [2·C]}; attr
+ *   dbeta = sum_dz;  dgamma_k = invstd_k · (Σ_c p_kc w_kc − mean_k · sum_dz_k)
+ *   A = gamma·invstd;  B = −A·invstd·dgamma/M;  C0 = −A·dbeta/M − B·mean
+ *   dw_kc = A_k p_kc + B_k (w·gram)_kc + C0_k sum_a_c
+ *   wa_kc = A_k w_kc;  m = wᵀ·diag(B)·w, both rounded to the compute type;
+ *   c_j = −(Σ_k sum_dz_k wa_kj + Σ_i sum_a_i m_ij)/M of these rounded ones, so that Σ da = 0 as it should be; in
+ *   two halves of the compute type, c[j] = round(c_j) and c[C + j] = round(c_j − c[j]): 16 bits would not do, the
+ *   same error in all rows adds up.
+ * algbn.dgrad in {dz, a, wa, m, c} out {da}:  da = dz·wa + a·m + c[0..C) + c[C..2C) */
+typedef struct dnri_algbn_attr {
+    int64_t rows; /* M */
+} dnri_algbn_attr;
+extern const dnri_op_def dnri_def_norm_dz, dnri_def_gram, dnri_def_algbn_coef, dnri_def_algbn_dgrad;
+
 /* ---- dense.c: fully connected, x [n,1,1,C] → y [n,1,1,K] = x·wᵀ + b. "NAME.weight" [K,1,1,C],
  * "NAME.bias"; both are read in the compute type. */
 dnr_tid dnr_dense(dnr_graph *g, const char *name, dnr_tid x, int out);

@@ -46,8 +46,7 @@ dnr_tid dnr_norm(dnr_graph *g, const char *name, dnr_tid x, dnr_tid residual,
     return out[0];
 }
 
-/* A bit for each element of x. */
-static dnr_desc mask_of(const dnr_desc *x)
+dnr_desc dnri_mask_of(const dnr_desc *x)
 {
     return dnri_desc4(DNR_U8, x->dim[0], x->dim[1], x->dim[2], x->dim[3] / 8);
 }
@@ -84,7 +83,7 @@ static dnr_status train_infer(dnr_graph *g, dnri_op *op)
         return DNR_FAIL(DNR_EUSAGE, "ask for a mask after a ReLU and a residual, of 8·n channels",
                         "%s: no mask of %d channels, relu %d, residual %d", op->name, (int)x.dim[3],
                         norm_attr(op)->relu, op->in[RESIDUAL] >= 0);
-    return dnri_out(g, op, OUT_MASK, mask_of(&x), "mask");
+    return dnri_out(g, op, OUT_MASK, dnri_mask_of(&x), "mask");
 }
 
 static dnr_status train_grad(dnr_graph *g, const dnri_op *op, const dnr_tid dy[], dnr_tid dx[])
@@ -167,7 +166,7 @@ static dnr_status bwd_infer(dnr_graph *g, dnri_op *op)
                         a->residual, op->in[B_Y] >= 0 ? "given" : "absent");
     const bool bits = a->residual && dnri_desc(g, op->in[B_Y])->dtype == DNR_U8;
     if (a->relu)
-        DNR_TRY(dnri_want(g, op, B_Y, bits ? "mask" : "y", bits ? mask_of(&x) : x));
+        DNR_TRY(dnri_want(g, op, B_Y, bits ? "mask" : "y", bits ? dnri_mask_of(&x) : x));
     DNR_TRY(dnri_want(g, op, B_DY, "dy", x));
     if (op->in[B_DY2] >= 0)
         DNR_TRY(dnri_want(g, op, B_DY2, "dy2", x));

@@ -11,8 +11,8 @@ typedef struct ref_device {
 } ref_device;
 
 static const ref_row *const tables[] = {ref_conv_rows,      ref_norm_rows,   ref_pool_rows,
-                                        ref_norm_pool_rows, ref_packed_rows, ref_dense_rows,
-                                        ref_loss_rows,      ref_engine_rows};
+                                        ref_norm_pool_rows, ref_packed_rows, ref_algbn_rows,
+                                        ref_dense_rows,     ref_loss_rows,   ref_engine_rows};
 
 static const ref_row *find(const dnri_op_def *def)
 {

@@ -24,7 +24,7 @@ typedef struct ref_row {
 } ref_row;
 
 extern const ref_row ref_conv_rows[], ref_norm_rows[], ref_pool_rows[], ref_norm_pool_rows[],
-    ref_packed_rows[], ref_dense_rows[], ref_loss_rows[], ref_engine_rows[];
+    ref_packed_rows[], ref_algbn_rows[], ref_dense_rows[], ref_loss_rows[], ref_engine_rows[];
 
 /* Loops over independent output elements are shared by threads; each element is summed by one. */
 #ifdef _OPENMP
