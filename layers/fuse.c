@@ -11,6 +11,10 @@ enum { BWD_Y = 1, DY = 2, DY2 = 3 };              /* inputs of norm.bwd; DY, DY2
 enum { NORM_X = 0, NORM_IN = 6, SUM = 6, SQSUM }; /* of norm.train */
 enum { MASK = 3 };                                /* its output */
 
+/* Rows of x for each of its channels from which algebraic batch norm pays: its small products grow with the channels
+ * alone. */
+#define ALGBN_ROWS 4
+
 typedef struct use {
     int count; /* reads of a tensor in the whole list */
     int op;    /* the last op that reads it */
@@ -127,17 +131,20 @@ dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev)
 
 /* Statistics come before recomputation, which knows how to repeat the pair, and after the gradient walk, which so
  * has one rule for convolutions: their backward ops read x, w and dy alone, a norm's read mean and invstd. */
-dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion,
-                           dnr_recompute recompute, bool timed)
+dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *o)
 {
-    if (fusion != DNR_FUSION_OFF)
+    if (o->fusion != DNR_FUSION_OFF)
         DNR_TRY(dnri_fuse_norm_pool(g)); /* before its gradients are added */
     DNR_TRY(dnri_fuse_gradient_add(g));
-    if (fusion == DNR_FUSION_OFF)
+    if (o->fusion == DNR_FUSION_OFF)
         return DNR_OK;
-    if (timed) /* else its engine is not taken: cuda/conv_packed.c */
+    if (o->timed) /* else its engine is not taken: cuda/conv_packed.c */
         DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_input(g, dev, DNRI_BLOCKS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_statistics(g, dev));
-    return recompute == DNR_RECOMPUTE_NONE ? dnri_fuse_masks(g, dev) : DNR_OK;
+    if (o->recompute == DNR_RECOMPUTE_NONE)
+        DNR_TRY(dnri_fuse_masks(g, dev));
+    if (o->fusion == DNR_FUSION_D2)
+        DNR_TRY(dnri_fuse_algbn(g, dev, o->algbn_rows ? o->algbn_rows : ALGBN_ROWS));
+    return DNR_OK;
 }

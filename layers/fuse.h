@@ -26,4 +26,11 @@ dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev);
  * activations. */
 dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev);
 
+/* Algebraic batch norm (layers.h): behind a 1×1 convolution without padding that widens, norm.bwd, conv.wgrad and
+ * conv.dgrad become norm.dz, gram, algbn.coef and algbn.dgrad, where the device has them and x has at least `rows`
+ * rows for each of its channels. Then nothing in backward reads x. Where the convolution strides, `a` is every
+ * stride-th pixel, taken again in backward. A norm without ReLU shares dz with the one behind it, whose residual it
+ * was. Comes after the other rewrites, before recomputation. */
+dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows);
+
 #endif

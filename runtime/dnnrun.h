@@ -269,10 +269,12 @@ typedef enum dnr_recompute {
 
 /* How far a training graph is fused where the device gains by it. All levels compute the same. */
 typedef enum dnr_fusion {
-    DNR_FUSION_AUTO, /* the highest there is */
+    DNR_FUSION_AUTO, /* D1 */
     DNR_FUSION_OFF,
     DNR_FUSION_D1, /* batch-norm statistics come out of the convolution before, the stem's norm and pool are
                       one pass, and norms with a residual leave a mask for their gradient */
+    DNR_FUSION_D2, /* D1, and algebraic batch norm: the gradients of 1x1 convolutions that widen and of the norm
+                      behind them come without the tensor between the two, which is then not kept */
 } dnr_fusion;
 
 typedef struct dnr_trainer_opts {

@@ -17,8 +17,13 @@ dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double 
                            double grad_scale);
 
 /* In layers/fuse.c: rewrites a training graph, after its gradient walk and before recomputation, into an equal
- * one with fewer passes over memory. `timed`: the plan will time candidates. */
-dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, dnr_fusion fusion,
-                           dnr_recompute recompute, bool timed);
+ * one with fewer passes over memory. */
+typedef struct dnri_fuse_opts {
+    dnr_fusion fusion;
+    dnr_recompute recompute;
+    bool timed;         /* the plan will time candidates */
+    int64_t algbn_rows; /* see dnri_fuse_algbn; 0 = what pays */
+} dnri_fuse_opts;
+dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *o);
 
 #endif

@@ -54,8 +54,11 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
                                        .decay_norm_bias = o->decay_norm_bias,
                                        .scaled = t->num.scaled}};
     DNR_TRY(dnri_graph_backward(g));
-    DNR_TRY(dnri_model_fuse(g, t->dev, t->o.fusion, t->o.recompute,
-                            t->o.benchmark && !t->o.deterministic));
+    DNR_TRY(dnri_model_fuse(g, t->dev,
+                            &(dnri_fuse_opts){.fusion = t->o.fusion,
+                                              .recompute = t->o.recompute,
+                                              .timed = t->o.benchmark && !t->o.deterministic,
+                                              .algbn_rows = t->extra.algbn_rows}));
     DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));
     return dnri_emit_update(g, &update);
 }

@@ -16,8 +16,9 @@ typedef struct dnri_program {
 
 /* What only tests ask for. */
 typedef struct dnri_trainer_extra {
-    bool keep;   /* logits and the samples' losses stay readable (dnri_plan_read) */
-    bool scaled; /* loss scaling in any precision */
+    bool keep;          /* logits and the samples' losses stay readable (dnri_plan_read) */
+    bool scaled;        /* loss scaling in any precision */
+    int64_t algbn_rows; /* of dnri_fuse_opts */
 } dnri_trainer_extra;
 
 /* Pinned host memory that copies read and write while the host goes on. */

@@ -87,7 +87,7 @@ static dnr_status check(const dnr_trainer_opts *o)
           "train.label_smoothing is %g", o->label_smoothing);
     CHECK(o->ema >= 0 && o->ema < 1, "use a number in 0…1, for example 0.9999; 0 is off",
           "train.ema is %g", o->ema);
-    CHECK(o->fusion >= DNR_FUSION_AUTO && o->fusion <= DNR_FUSION_D1, "use one of enum dnr_fusion",
+    CHECK(o->fusion >= DNR_FUSION_AUTO && o->fusion <= DNR_FUSION_D2, "use one of enum dnr_fusion",
           "there is no level of fusion %d", (int)o->fusion);
     CHECK(o->memory_fraction > 0 && o->memory_fraction <= 1, "use a number in 0…1",
           "memory.fraction is %g", o->memory_fraction);

@@ -39,7 +39,7 @@ static void net_open(net *t, const char *name, int side, dnr_fusion fusion, dnr_
     OK(dnri_model_find(name, &model));
     OK(dnri_model_loss(g, model(g, t->x, &o), t->labels, 0.1, 1.0 / BATCH));
     OK(dnri_graph_backward(g));
-    OK(dnri_model_fuse(g, ref, fusion, recompute, true));
+    OK(dnri_model_fuse(g, ref, &(dnri_fuse_opts){fusion, recompute, true, 1}));
     OK(dnri_rewrite_recompute(g, recompute));
 }
 

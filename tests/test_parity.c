@@ -1,18 +1,20 @@
 /* test_parity.c: dnnrun's numbers against PyTorch's.
  *
  *     test_parity                          exact: the ref back end (fp64) against PyTorch in fp64
- *     test_parity DEVICE PRECISION [off]   rounding: DEVICE against PyTorch's own error in that precision;
- *                                          off: without fusion
+ *     test_parity DEVICE PRECISION [FUSION]   rounding: DEVICE against PyTorch's own error in that precision,
+ *                                             at that level of fusion: off, d2
  *
  * Exact: loss, losses of the samples, logits, every gradient and running statistic of step 1, loss and
  * weights of step 5, and logits in evaluation mode after it, each within EXACT relative norm. Recomputed
- * gradients equal the plain ones bit for bit; resnet20 and 50 are also run without fusion.
+ * gradients equal the plain ones bit for bit; resnet20 and 50 are also run without fusion, resnet50 with
+ * algebraic batch norm in every layer that may have it, whatever its size (d2).
  *
  * Rounding: step 1 on five draws of weights and pictures. The truth is ref's, itself held to PyTorch's fp64
  * within EXACT. An error is ‖a − truth‖ / ‖truth‖: over the draws the root mean square of what forward
  * computes, and the median of gradients, which jump where rounding crosses a kink (golden/models.py tells more
  * and how the draws were chosen). For every tensor (none of them is analytically zero) dnnrun's error is at most
  * FACTOR times PyTorch's in the same precision, as golden/rounding_*.json has it. Recomputation changes no bit. */
+#include "../layers/layers.h"
 #include "../runtime/trainer.h"
 #include "parity_numbers.h"
 
@@ -63,6 +65,14 @@ static int draw_of(const json_t *c, size_t i)
     return (int)json_integer_value(json_array_get(json_object_get(c, "draws"), i));
 }
 
+static bool has_op(const dnr_graph *g, const dnri_op_def *def)
+{
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        if (dnri_graph_op_c(g, i)->def == def)
+            return true;
+    return false;
+}
+
 /* A trainer on a case, its weights set. */
 static dnr_trainer *start(const json_t *c, dnr_device *dev, dnr_precision p, int draw,
                           dnr_recompute recompute, bool deterministic)
@@ -93,8 +103,10 @@ static dnr_trainer *start(const json_t *c, dnr_device *dev, dnr_precision p, int
         .fusion = fusion,
     };
     dnr_trainer *t;
-    OK(dnri_trainer_create(dev, &o, &(dnri_trainer_extra){.keep = true}, &t));
+    OK(dnri_trainer_create(dev, &o, &(dnri_trainer_extra){.keep = true, .algbn_rows = -1}, &t));
     bool bottleneck = dnri_params_find(t->params, "layer1.0.bn3.weight") >= 0;
+    if (fusion == DNR_FUSION_D2 && bottleneck && dev == ref)
+        assert_true(has_op(dnri_plan_graph(t->program[DNRI_LAST].plan), &dnri_def_algbn_dgrad));
     for (int i = 0; i < dnri_params_count(t->params); i++) {
         const dnri_param *w = dnri_params_at(t->params, i);
         double *v = malloc((size_t)w->count * sizeof *v);
@@ -282,7 +294,8 @@ static int count_params(const dnr_trainer *t, bool running)
     return n;
 }
 
-/* Step 1 with recomputation on `dev` gives the bits that it gives without, and needs less memory. */
+/* Step 1 with recomputation on `dev` gives the bits that it gives without, and needs less memory; with algebraic
+ * batch norm no more: in these small cases its coefficients outweigh activations. */
 static void check_recompute(const json_t *c, dnr_device *dev, dnr_precision p)
 {
     int draw = draw_of(c, 0);
@@ -292,7 +305,8 @@ static void check_recompute(const json_t *c, dnr_device *dev, dnr_precision p)
         dnr_trainer *t = start(c, dev, p, draw, (dnr_recompute)mode, true);
         step(t, draw);
         assert_true(dnri_plan_activations(t->program[DNRI_LAST].plan) <
-                    dnri_plan_activations(plain->program[DNRI_LAST].plan));
+                    dnri_plan_activations(plain->program[DNRI_LAST].plan) +
+                        (fusion == DNR_FUSION_D2));
         const char *key;
         json_t *golden, *all = json_object_get(c, "tensors");
         json_object_foreach(all, key, golden)
@@ -343,6 +357,14 @@ static void unfused_exact(void **state)
     fusion = DNR_FUSION_AUTO;
     check_all(t, c, false, step(t, draw_of(c, 0)), &w);
     dnr_trainer_destroy(t);
+}
+
+/* All of `exact` with algebraic batch norm. */
+static void algebraic_exact(void **state)
+{
+    fusion = DNR_FUSION_D2;
+    exact(state);
+    fusion = DNR_FUSION_AUTO;
 }
 
 static void recompute_exact(void **state)
@@ -514,11 +536,14 @@ int main(int argc, char **argv)
         return 1;
     }
     if (argc > 1) {
-        if (argc > 4 || argc < 3 || (argc == 4 && strcmp(argv[3], "off"))) {
-            fprintf(stderr, "usage: test_parity [DEVICE PRECISION [off]]\n");
+        if (argc > 4 || argc < 3 ||
+            (argc == 4 && strcmp(argv[3], "off") && strcmp(argv[3], "d2"))) {
+            fprintf(stderr, "usage: test_parity [DEVICE PRECISION [off|d2]]\n");
             return 2;
         }
-        fusion = argc == 4 ? DNR_FUSION_OFF : DNR_FUSION_AUTO;
+        fusion = argc < 4                      ? DNR_FUSION_AUTO
+                 : strcmp(argv[3], "off") == 0 ? DNR_FUSION_OFF
+                                               : DNR_FUSION_D2;
         if (!open_device(argv[1], argv[2])) {
             json_decref(models);
             dnr_device_close(ref);
@@ -540,6 +565,8 @@ int main(int argc, char **argv)
         tests[n++] = (struct CMUnitTest){name, device ? round_case : exact, NULL, NULL, c};
         if (plain)
             tests[n++] = (struct CMUnitTest){"… not fused", unfused_exact, NULL, NULL, c};
+        if (plain && strcmp(name, "resnet50") == 0)
+            tests[n++] = (struct CMUnitTest){"… algebraic", algebraic_exact, NULL, NULL, c};
         if (device || plain)
             tests[n++] = (struct CMUnitTest){
                 "… recomputed", device ? recompute_on_device : recompute_exact, NULL, NULL, c};

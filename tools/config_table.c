@@ -196,11 +196,14 @@ const cfg_key cfg_keys[] = {
          "of the first that cuDNN or oneDNN proposes. On the CPU in fp32 they include Winograd's "
          "method, with about four times the rounding error."),
     CHOICE(
-        "cudnn.fusion", cudnn.fusion, "auto|off|d1", "auto",
+        "cudnn.fusion", cudnn.fusion, "auto|off|d1|d2", "auto",
         "Fewer passes over memory. `d1`: the stem's batch norm, ReLU and max pool are one pass; on "
         "CUDA, convolutions in fp16 sum up the statistics of the batch norm that follows, and in "
-        "16 bits a batch norm behind a residual leaves a mask for its gradient; `auto`: the "
-        "highest level, now `d1`. The results differ by rounding only."),
+        "16 bits a batch norm behind a residual leaves a mask for its gradient; `d2`: "
+        "also algebraic batch norm, where the device has it (CUDA): the gradients of 1x1 "
+        "convolutions that widen (the last of a bottleneck block, and projections) and of the "
+        "batch norm behind them come without the tensor between the two, which is then not kept; "
+        "`auto`: `d1`. The results differ by rounding only."),
     PATH("cudnn.cache", cudnn.cache,
          "CUDA: file that keeps what `cudnn.benchmark` chose, by GPU, driver, versions and "
          "convolution, "

@@ -152,7 +152,8 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
     static const char *const stems[] = {NULL, "imagenet", "cifar"};
     static const dnr_recompute recomputes[] = {DNR_RECOMPUTE_NONE, DNR_RECOMPUTE_STAGE,
                                                DNR_RECOMPUTE_BLOCK, DNR_RECOMPUTE_CHEAP};
-    static const dnr_fusion fusions[] = {DNR_FUSION_AUTO, DNR_FUSION_OFF, DNR_FUSION_D1};
+    static const dnr_fusion fusions[] = {DNR_FUSION_AUTO, DNR_FUSION_OFF, DNR_FUSION_D1,
+                                         DNR_FUSION_D2};
     dnr_trainer_opts o = {
         .model = {.name = c->model.name,
                   .classes = (int)c->model.classes,

@@ -1,0 +1,522 @@
+/* test_fuse_algbn.c: algebraic batch norm against the plain graph, on the reference device in fp64; what is kept for
+ * backward then; which layers are left alone. */
+#include "rig.h"
+#include "../layers/fuse.h"
+#include "../runtime/model.h"
+#include "../runtime/rewrite.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ANY_SIZE (-1) /* algbn_rows */
+
+static dnr_device *ref;
+
+static int count_ops(const dnr_graph *g, const dnri_op_def *def)
+{
+    int n = 0;
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        n += dnri_graph_op_c(g, i)->def == def;
+    return n;
+}
+
+/* ---- a network under training: a picture, blocks, pool, fully connected layer, loss */
+
+typedef struct block {
+    int width, out, stride;
+    bool relu;  /* the last norm's */
+    bool plain; /* no residual */
+} block;
+
+typedef struct net {
+    const char *model; /* of models/, or the blocks */
+    block blocks[3];
+    int n_blocks;
+    int64_t n, h, w;
+    double mean;   /* of the picture, and of each beta: what means come to beside spreads */
+    bool no_gamma; /* every third gamma is 0 */
+} net;
+
+typedef struct built {
+    rig r;
+    dnr_tid x, labels;
+} built;
+
+enum { CLASSES = 3 };
+
+static dnr_tid conv_norm(dnr_graph *g, const char *name, int i, dnr_tid x, dnr_conv_opts o,
+                         dnr_tid residual, bool relu)
+{
+    char conv[32], bn[32];
+    snprintf(conv, sizeof conv, "%s.conv%d", name, i);
+    snprintf(bn, sizeof bn, "%s.bn%d", name, i);
+    return dnr_norm(g, bn, dnr_conv(g, conv, x, &o), residual, &(dnr_norm_opts){.relu = relu});
+}
+
+static dnr_tid bottleneck(dnr_graph *g, int index, const block *b, dnr_tid x)
+{
+    char name[16];
+    snprintf(name, sizeof name, "block%d", index);
+    dnri_graph_scope(g, index, index);
+    dnr_tid skip = x;
+    if (b->plain)
+        skip = DNRI_NONE;
+    else if (b->stride > 1 || dnri_desc(g, x)->dim[3] != b->out)
+        skip = conv_norm(g, name, 4, x, (dnr_conv_opts){b->out, 1, b->stride, 0}, DNRI_NONE, false);
+    dnr_tid y = conv_norm(g, name, 1, x, (dnr_conv_opts){b->width, 1, 1, 0}, DNRI_NONE, true);
+    y = conv_norm(g, name, 2, y, (dnr_conv_opts){b->width, 3, b->stride, 1}, DNRI_NONE, true);
+    y = conv_norm(g, name, 3, y, (dnr_conv_opts){b->out, 1, 1, 0}, skip, b->relu);
+    dnri_graph_scope(g, -1, -1);
+    return y;
+}
+
+static dnr_tid forward(dnr_graph *g, const net *t, dnr_tid x)
+{
+    if (t->model) {
+        const dnr_model_opts o = {.name = t->model, .classes = CLASSES};
+        dnri_model_fn model;
+        OK(dnri_model_find(t->model, &model));
+        return model(g, x, &o);
+    }
+    x = conv_norm(g, "stem", 0, x, (dnr_conv_opts){8, 3, 1, 1}, DNRI_NONE, true);
+    for (int i = 0; i < t->n_blocks; i++)
+        x = bottleneck(g, i, &t->blocks[i], x);
+    return dnr_dense(g, "fc", dnr_global_avg_pool(g, "pool", x), CLASSES);
+}
+
+static void build(built *b, const net *t, const dnri_fuse_opts *o)
+{
+    rig_open(&b->r, ref, DNR_PRECISION_AUTO, true);
+    dnr_graph *g = b->r.g;
+    dnri_tensor picture = {
+        .name = "x", .desc = dnri_desc4(DNR_F64, t->n, t->h, t->w, 3), .param = -1, .keep = true};
+    b->x = dnri_graph_new_tensor(g, &picture);
+    b->labels = rig_leaf(&b->r, "labels", dnri_desc4(DNR_I32, t->n, 1, 1, 1));
+    OK(dnri_model_loss(g, forward(g, t, b->x), b->labels, 0.1, 1.0 / (double)t->n));
+    OK(dnri_graph_backward(g));
+    OK(dnri_model_fuse(g, ref, o));
+    OK(dnri_rewrite_recompute(g, o->recompute));
+}
+
+/* Other values than the initial ones for norms. */
+static void set_norms(rig *r, const net *t)
+{
+    uint64_t seed = 3;
+    for (int i = 0; i < dnri_params_count(r->params); i++) {
+        const dnri_param *p = dnri_params_at(r->params, i);
+        double *v = malloc((size_t)p->count * sizeof *v);
+        for (int64_t k = 0; k < p->count; k++)
+            v[k] = p->kind == DNRI_NORM_W
+                       ? t->no_gamma && k % 3 == 0 ? 0 : 1 + 0.3 * rig_normal(&seed)
+                       : t->mean + 0.3 * rig_normal(&seed);
+        if (p->kind == DNRI_NORM_W || p->kind == DNRI_NORM_B)
+            OK(dnri_store_write(r->store, DNRI_MASTER, i, v));
+        free(v);
+    }
+}
+
+/* One pass: the gradients of all parameters, then the running statistics. */
+static double *run(built *b, const net *t, int64_t *n)
+{
+    uint64_t seed = 1;
+    rig *r = &b->r;
+    rig_plan(r, true, false);
+    rig_bind(r);
+    OK(dnri_store_init(r->store, 5));
+    OK(dnri_store_write_state(r->store, &(dnri_state){.loss_scale = 1}));
+    set_norms(r, t);
+    const int64_t pixels = rig_count(r, b->x);
+    const int64_t flat = dnri_params_flat(r->params), buffers = dnri_params_buffers(r->params);
+    double *x = malloc((size_t)pixels * sizeof *x), *out,
+           *labels = malloc((size_t)t->n * sizeof *x);
+    for (int64_t i = 0; i < pixels; i++)
+        x[i] = rig_normal(&seed) + t->mean;
+    for (int64_t i = 0; i < t->n; i++)
+        labels[i] = (double)((i + 2) % CLASSES);
+    rig_write(r, b->x, x);
+    rig_write(r, b->labels, labels);
+    rig_run(r);
+    free(x);
+    free(labels);
+    *n = flat + buffers;
+    out = malloc((size_t)*n * sizeof *out);
+    OK(dnri_copy_now(ref, out, dnri_store_ptr(r->store, DNRI_GRAD, -1),
+                     (size_t)flat * sizeof *out));
+    OK(dnri_copy_now(ref, out + flat, dnri_store_ptr(r->store, DNRI_BUFFER, -1),
+                     (size_t)buffers * sizeof *out));
+    return out;
+}
+
+/* The largest relative error of one parameter's gradient or running statistic. Errors below what fp64 makes of the
+ * largest gradient count beside that. */
+static double worst_error(const rig *r, const double *a, const double *b, const char **name)
+{
+    double worst = 0, largest = 0;
+    const int64_t flat = dnri_params_flat(r->params);
+    for (int64_t i = 0; i < flat; i++)
+        largest = fmax(largest, fabs(b[i]));
+    for (int i = 0; i < dnri_params_count(r->params); i++) {
+        const dnri_param *p = dnri_params_at(r->params, i);
+        const int64_t at = p->kind == DNRI_RUNNING ? flat + p->offset : p->offset;
+        double diff = 0, norm = 0;
+        for (int64_t k = at; k < at + p->count; k++) {
+            diff += (a[k] - b[k]) * (a[k] - b[k]);
+            norm += b[k] * b[k];
+        }
+        const double floor = 1e-3 * largest * sqrt((double)p->count);
+        const double error = sqrt(diff) / fmax(sqrt(norm), floor);
+        if (!(error <= worst)) { /* NaN too */
+            worst = error;
+            *name = p->name;
+        }
+    }
+    return worst;
+}
+
+static const net nets[] = {
+    /* projection, then identity, then a strided projection; an odd number of rows */
+    {.blocks = {{4, 16, 1, true}, {4, 16, 1, true}, {8, 32, 2, true}},
+     .n_blocks = 3,
+     .n = 3,
+     .h = 7,
+     .w = 5},
+    /* without a ReLU at the end, without a residual, and neither */
+    {.blocks = {{4, 16, 1, false}, {8, 24, 2, true, true}, {8, 32, 1, false, true}},
+     .n_blocks = 3,
+     .n = 2,
+     .h = 6,
+     .w = 9},
+    /* means far from 0 */
+    {.blocks = {{4, 16, 1, true}, {8, 32, 2, true}},
+     .n_blocks = 2,
+     .n = 4,
+     .h = 8,
+     .w = 8,
+     .mean = 30},
+    {.blocks = {{4, 16, 1, true}, {8, 32, 2, true}},
+     .n_blocks = 2,
+     .n = 4,
+     .h = 8,
+     .w = 8,
+     .no_gamma = true},
+    /* channels that are no multiple of 8 have no mask */
+    {.blocks = {{3, 9, 2, true}, {5, 17, 1, true}, {5, 17, 1, true}},
+     .n_blocks = 3,
+     .n = 1,
+     .h = 9,
+     .w = 11},
+    {.model = "resnet50", .n = 2, .h = 64, .w = 64},
+};
+#define N_NETS (int)(sizeof nets / sizeof nets[0])
+
+static void test_equal(void **state)
+{
+    for (int i = 0; i < N_NETS; i++) {
+        int64_t n, m;
+        built plain, fused;
+        const char *name = "";
+        build(&plain, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_OFF});
+        build(&fused, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_D2, .algbn_rows = ANY_SIZE});
+        assert_true(count_ops(fused.r.g, &dnri_def_algbn_dgrad) > 0);
+        double *a = run(&plain, &nets[i], &n), *b = run(&fused, &nets[i], &m);
+        assert_int_equal(n, m);
+        const double error = worst_error(&fused.r, b, a, &name);
+        print_message("network %d: %d layers algebraic; the largest error is %.1e, of %s\n", i,
+                      count_ops(fused.r.g, &dnri_def_algbn_dgrad), error, name);
+        assert_true(error > 0 && error < 1e-9);
+        free(a);
+        free(b);
+        rig_close(&plain.r);
+        rig_close(&fused.r);
+    }
+}
+
+/* Recomputing changes no bit, although without it gradients read masks. */
+static void test_recompute(void **state)
+{
+    static const dnr_recompute modes[] = {DNR_RECOMPUTE_CHEAP, DNR_RECOMPUTE_BLOCK,
+                                          DNR_RECOMPUTE_STAGE};
+    for (int i = 0; i < N_NETS; i++) {
+        net t = nets[i];
+        t.h = t.w = t.model ? 32 : t.w;
+        int64_t n, m;
+        built kept;
+        build(&kept, &t, &(dnri_fuse_opts){.fusion = DNR_FUSION_D2, .algbn_rows = ANY_SIZE});
+        double *a = run(&kept, &t, &n);
+        for (int k = 0; k < (t.model ? 1 : 3); k++) {
+            built remade;
+            build(&remade, &t,
+                  &(dnri_fuse_opts){
+                      .fusion = DNR_FUSION_D2, .recompute = modes[k], .algbn_rows = ANY_SIZE});
+            double *b = run(&remade, &t, &m);
+            assert_int_equal(n, m);
+            assert_memory_equal(a, b, (size_t)n * sizeof *a);
+            free(b);
+            rig_close(&remade.r);
+        }
+        free(a);
+        rig_close(&kept.r);
+    }
+}
+
+/* ---- what is kept */
+
+/* Does an op of the backward pass read what a convolution before an algebraic norm wrote? `layers`: such norms. */
+static int read_late(const dnr_graph *g, int *layers)
+{
+    int late = 0;
+    *layers = 0;
+    for (int i = 0; i < dnri_graph_ops(g); i++) {
+        const dnri_op *conv = dnri_graph_op_c(g, i);
+        if (conv->phase != DNRI_FORWARD || strstr(conv->name, ".conv3") == NULL)
+            continue;
+        if (conv->def != &dnri_def_conv && conv->def != &dnri_def_conv_stats)
+            continue;
+        ++*layers;
+        for (int k = i; k < dnri_graph_ops(g); k++)
+            for (int j = 0; j < dnri_graph_op_c(g, k)->n_in; j++)
+                late += dnri_graph_op_c(g, k)->phase == DNRI_BACKWARD &&
+                        dnri_graph_op_c(g, k)->in[j] == conv->out[0];
+    }
+    return late;
+}
+
+static void test_kept(void **state)
+{
+    const net t = {.model = "resnet50", .n = 2, .h = 64, .w = 64};
+    for (int recompute = DNR_RECOMPUTE_NONE; recompute <= DNR_RECOMPUTE_CHEAP; recompute++) {
+        for (int d2 = 0; d2 < 2; d2++) {
+            built b;
+            int layers, late;
+            build(&b, &t,
+                  &(dnri_fuse_opts){.fusion = d2 ? DNR_FUSION_D2 : DNR_FUSION_D1,
+                                    .recompute = (dnr_recompute)recompute,
+                                    .algbn_rows = ANY_SIZE});
+            late = read_late(b.r.g, &layers);
+            assert_int_equal(layers, 16);
+            if (d2 || recompute == DNR_RECOMPUTE_NONE || recompute == DNR_RECOMPUTE_CHEAP)
+                assert_int_equal(late, d2 ? 0 : 16);
+            /* 16 ends of blocks and 4 projections, three of which stride */
+            assert_int_equal(count_ops(b.r.g, &dnri_def_algbn_dgrad), d2 ? 20 : 0);
+            assert_int_equal(count_ops(b.r.g, &dnri_def_norm_dz), d2 ? 16 : 0);
+            assert_int_equal(count_ops(b.r.g, &dnri_def_shortcut_bwd), d2 ? 3 : 0);
+            rig_close(&b.r);
+        }
+    }
+}
+
+/* ---- memory at full size: a device that plans in fp16 and runs nothing */
+
+static bool plans_all(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return true;
+}
+
+static dnr_status lower_nothing(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                                const dnri_lower_opts *o, dnri_step *out)
+{
+    *out = (dnri_step){.lane = DNRI_COMPUTE, .launches = 1};
+    return DNR_OK;
+}
+
+static const dnri_backend paper = {
+    .abi = DNRI_BACKEND_ABI, .name = "paper", .supports = plans_all, .lower = lower_nothing};
+
+/* GiB at the peak of ResNet-50's training program, batch 256. */
+static double planned(dnr_fusion fusion, dnr_recompute recompute)
+{
+    dnr_device dev = {.be = &paper, .name = "paper"};
+    const dnri_lower_opts o = {.workspace_cap = (size_t)1 << 30};
+    const dnri_numerics num = {.compute = DNR_F16, .master = DNR_F32, .scaled = true};
+    const dnr_model_opts opts = {.name = "resnet50", .classes = 1000};
+    const dnri_ingest_attr in = {.n = 256, .h = 224, .w = 224, .scale = {1, 1, 1}};
+    const dnri_update_opts update = {.last = true, .sgd = {.scaled = true}};
+    const dnri_fuse_opts fuse = {.fusion = fusion, .recompute = recompute, .timed = true};
+    dnri_params *params = dnri_params_new();
+    dnr_graph *g = dnri_graph_new(params, &num, true);
+    dnri_model_fn model;
+    dnri_plan *plan;
+    dnr_tid x, labels;
+    OK(dnri_model_find("resnet50", &model));
+    OK(dnri_ingest(g, &in, &x, &labels));
+    OK(dnri_model_loss(g, model(g, x, &opts), labels, 0.1, 1.0 / 256));
+    OK(dnri_graph_backward(g));
+    OK(dnri_model_fuse(g, &dev, &fuse));
+    OK(dnri_rewrite_recompute(g, recompute));
+    OK(dnri_emit_update(g, &update));
+    OK(dnri_plan_build(g, &dev, "last", &o, &plan));
+    const double gib = (double)dnri_plan_activations(plan) / 0x1p30;
+    dnri_plan_free(plan);
+    dnri_params_free(params);
+    return gib;
+}
+
+static void test_full_size(void **state)
+{
+    static const char *const names[] = {"none", "stage", "block", "cheap"};
+    double gib[2][DNR_RECOMPUTE_CHEAP + 1];
+    for (int mode = DNR_RECOMPUTE_NONE; mode <= DNR_RECOMPUTE_CHEAP; mode++) {
+        gib[0][mode] = planned(DNR_FUSION_D1, (dnr_recompute)mode);
+        gib[1][mode] = planned(DNR_FUSION_D2, (dnr_recompute)mode);
+        print_message("resnet50, batch 256, fp16, recompute %s: %.2f GiB with d1, %.2f with d2\n",
+                      names[mode], gib[0][mode], gib[1][mode]);
+    }
+    for (int mode = DNR_RECOMPUTE_NONE; mode <= DNR_RECOMPUTE_CHEAP; mode++)
+        assert_true(gib[1][mode] < gib[0][mode] && gib[1][mode] <= gib[1][DNR_RECOMPUTE_NONE]);
+    assert_true(gib[1][DNR_RECOMPUTE_NONE] < 6.7);
+    assert_true(gib[1][DNR_RECOMPUTE_CHEAP] < 5.0);
+    assert_true(gib[1][DNR_RECOMPUTE_BLOCK] < 3.6);
+}
+
+/* ---- limits */
+
+/* Which layers take the form: those whose convolution is 1×1, without padding, widens, has rows enough, whose dx nothing
+ * else reads, and whose dz has a sum; on a device that has the ops. */
+static void test_limits(void **state)
+{
+    enum {
+        RELU,
+        RESIDUAL,
+        STRIDED,
+        TAKEN,
+        KERNEL = TAKEN,
+        NARROW,
+        PAD,
+        READ,
+        KEPT,
+        ROWS,
+        NO_DZ,
+        LACKING,
+        MODES
+    };
+    dnr_device *cpu;
+    OK(dnr_device_open("cpu", &cpu));
+    for (int mode = 0; mode < MODES; mode++) {
+        rig r;
+        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        dnr_graph *g = r.g;
+        const dnr_conv_opts conv = {.out = mode == NARROW ? 4 : 8,
+                                    .kernel = mode == KERNEL ? 3 : 1,
+                                    .stride = mode == STRIDED ? 2 : 1,
+                                    .pad = mode == PAD || mode == KERNEL};
+        const dnr_tid labels = rig_leaf(&r, "labels", dnri_desc4(DNR_I32, 2, 1, 1, 1));
+        const dnr_tid x = rig_leaf(&r, "x", dnri_desc4(DNR_F64, 2, 4, 4, 4));
+        const dnr_tid y = dnr_conv(g, "c", x, &conv);
+        const dnr_tid residual = rig_leaf(&r, "residual", *dnri_desc(g, y));
+        dnr_tid z = dnr_norm(g, "b", y, mode == RESIDUAL ? residual : DNRI_NONE,
+                             &(dnr_norm_opts){.relu = mode != NO_DZ});
+        if (mode == READ)
+            z = dnri_add(g, "add", z, y);
+        OK(dnri_model_loss(g, dnr_dense(g, "fc", dnr_global_avg_pool(g, "p", z), 3), labels, 0, 1));
+        OK(dnri_graph_backward(g));
+        for (int i = 0; i < dnri_graph_ops(g); i++)
+            if (mode == KEPT && dnri_graph_op_c(g, i)->def == &dnri_def_norm_bwd)
+                dnri_keep(g, dnri_graph_op_c(g, i)->out[0]);
+        OK(dnri_fuse_algbn(g, mode == LACKING ? cpu : ref,
+                           mode == ROWS ? 5 : 4 / (1 + 3 * (mode == STRIDED))));
+        assert_int_equal(count_ops(g, &dnri_def_algbn_coef), mode < TAKEN);
+        assert_int_equal(count_ops(g, &dnri_def_norm_bwd), mode >= TAKEN);
+        rig_close(&r);
+    }
+    dnr_device_close(cpu);
+}
+
+/* Shapes that do not fit are named. */
+static void test_shapes(void **state)
+{
+    const int64_t n = 2, C = 8, K = 16;
+    const dnri_algbn_attr attr = {n * 9};
+    rig r;
+    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    const dnr_tid a = rig_leaf(&r, "a", dnri_desc4(DNR_F64, n, 3, 3, C));
+    const dnr_tid dz = rig_leaf(&r, "dz", dnri_desc4(DNR_F64, n, 3, 3, K));
+    const dnr_tid few = rig_leaf(&r, "few", dnri_desc4(DNR_F64, n, 3, 1, K));
+    const dnr_tid mask = rig_leaf(&r, "mask", dnri_desc4(DNR_U8, n, 3, 3, C / 8));
+    const dnr_tid kc = rig_leaf(&r, "kc", dnri_desc4(DNR_F64, K, 1, 1, C));
+    const dnr_tid cc = rig_leaf(&r, "cc", dnri_desc4(DNR_F64, C, 1, 1, C));
+    const dnr_tid k = rig_leaf(&r, "k", dnri_desc1(DNR_F64, K));
+    const dnr_tid c = rig_leaf(&r, "c", dnri_desc1(DNR_F64, C));
+    const dnr_tid cc2 = rig_leaf(&r, "2c", dnri_desc1(DNR_F64, 2 * C));
+    const dnr_tid no = DNRI_NONE;
+    const struct {
+        const dnri_op_def *def;
+        int n_in, n_out, bad; /* the input to spoil */
+        dnr_tid in[8], with;
+        const char *what;
+    } cases[] = {
+        {&dnri_def_norm_dz, 3, 2, 0, {dz, dz, no}, no, "dy alone"},
+        {&dnri_def_norm_dz, 3, 2, 0, {dz, dz, no}, few, "y is"},
+        {&dnri_def_norm_dz, 3, 2, 0, {dz, dz, no}, mask, "mask"},
+        {&dnri_def_norm_dz, 3, 2, 2, {dz, dz, no}, few, "dy2"},
+        {&dnri_def_gram, 2, 2, 1, {a, no}, few, "b is"},
+        {&dnri_def_algbn_coef, 8, 6, 0, {kc, cc, c, k, kc, k, k, k}, cc, "product"},
+        {&dnri_def_algbn_coef, 8, 6, 1, {kc, cc, c, k, kc, k, k, k}, kc, "gram"},
+        {&dnri_def_algbn_coef, 8, 6, 2, {kc, cc, c, k, kc, k, k, k}, k, "sum of a"},
+        {&dnri_def_algbn_coef, 8, 6, 3, {kc, cc, c, k, kc, k, k, k}, c, "sum of dz"},
+        {&dnri_def_algbn_coef, 8, 6, 4, {kc, cc, c, k, kc, k, k, k}, dz, "weight"},
+        {&dnri_def_algbn_coef, 8, 6, 5, {kc, cc, c, k, kc, k, k, k}, c, "gamma"},
+        {&dnri_def_algbn_coef, 8, 6, 6, {kc, cc, c, k, kc, k, k, k}, c, "mean"},
+        {&dnri_def_algbn_coef, 8, 6, 7, {kc, cc, c, k, kc, k, k, k}, c, "invstd"},
+        {&dnri_def_algbn_dgrad, 5, 1, 0, {dz, a, kc, cc, cc2}, few, "dz is"},
+        {&dnri_def_algbn_dgrad, 5, 1, 2, {dz, a, kc, cc, cc2}, cc, "wa is"},
+        {&dnri_def_algbn_dgrad, 5, 1, 3, {dz, a, kc, cc, cc2}, kc, "m is"},
+        {&dnri_def_algbn_dgrad, 5, 1, 4, {dz, a, kc, cc, cc2}, c, "c is"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dnri_op op = {
+            .def = cases[i].def, .name = "l", .n_in = cases[i].n_in, .n_out = cases[i].n_out};
+        memcpy(op.attr, &attr, sizeof attr);
+        memcpy(op.in, cases[i].in, sizeof cases[i].in);
+        for (int j = 0; j < DNRI_MAX_OUT; j++)
+            op.out[j] = DNRI_NONE;
+        OK(op.def->infer(r.g, &op));
+        op.in[cases[i].bad] = cases[i].with;
+        assert_int_equal(op.def->infer(r.g, &op), DNR_EUSAGE);
+        assert_non_null(strstr(dnr_last_error()->what, cases[i].what));
+    }
+    rig_close(&r);
+}
+
+/* Operations are counted: of one layer those of the three plain ops, and what the small products add. */
+static void test_flops(void **state)
+{
+    const net t = {.blocks = {{4, 16, 1, true}}, .n_blocks = 1, .n = 2, .h = 6, .w = 6};
+    const double M = 72, K = 16, C = 4,
+                 C1 = 8; /* the block's end; its projection is of 8 channels */
+    double sum = 0;
+    built b;
+    build(&b, &t, &(dnri_fuse_opts){.fusion = DNR_FUSION_D2, .algbn_rows = ANY_SIZE});
+    for (int i = 0; i < dnri_graph_ops(b.r.g); i++) {
+        const dnri_op *op = dnri_graph_op_c(b.r.g, i);
+        if (op->def == &dnri_def_gram || op->def == &dnri_def_algbn_coef ||
+            op->def == &dnri_def_algbn_dgrad)
+            sum += op->def->flops(b.r.g, op);
+    }
+    assert_true(sum ==
+                4 * M * K * (C + C1) + 4 * M * (C * C + C1 * C1) + 4 * K * (C * C + C1 * C1));
+    rig_close(&b.r);
+}
+
+static int open_ref(void **state)
+{
+    OK(dnr_device_open("ref", &ref));
+    return 0;
+}
+
+static int close_ref(void **state)
+{
+    dnr_device_close(ref);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equal),  cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_kept),   cmocka_unit_test(test_full_size),
+        cmocka_unit_test(test_limits), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_flops),
+    };
+    return cmocka_run_group_tests(tests, open_ref, close_ref);
+}
