@@ -1,5 +1,4 @@
-/* dense.cu: what surrounds cuBLASLt's products: sums of columns, and products for which it has no
- * algorithm. */
+/* dense.cu: what surrounds the fully connected layer's products: sums of columns. */
 #include "kernels.h"
 
 #include "../../runtime/cuda/vec.cuh"
@@ -33,37 +32,5 @@ void k_column_sum(cudaStream_t s, int type, const void *dy, float *db, int n, in
         using T = decltype(t);
         k_column_sum_kernel<T>
             <<<(unsigned)((k + 31) / 32), dim3(32, ROWS), 0, s>>>((const T *)dy, db, n, k);
-    });
-}
-
-template <class T, class D>
-__global__ void __launch_bounds__(256)
-    k_matmul_kernel(k_matmul_args g, const T *__restrict__ a, const T *__restrict__ b,
-                    const D *__restrict__ bias, D *__restrict__ d)
-{
-    int64_t items = (int64_t)g.m * g.n;
-    for (int64_t it = (int64_t)blockIdx.x * 256 + threadIdx.x; it < items;
-         it += (int64_t)gridDim.x * 256) {
-        int64_t i = it / g.n, j = it % g.n;
-        float sum = bias ? k_type<D>::load(bias[j]) : 0;
-        for (int64_t l = 0; l < g.l; l++)
-            sum += k_type<T>::load(a[i * g.a_row + l * g.a_col]) *
-                   k_type<T>::load(b[l * g.b_row + j * g.b_col]);
-        d[it] = k_type<D>::store(sum);
-    }
-}
-
-void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void *b,
-              const void *bias, void *d)
-{
-    unsigned grid = k_blocks((int64_t)g->m * g->n, 256, 32 * g->sms);
-    k_by_type(g->type, [&](auto t) {
-        using T = decltype(t);
-        if (g->d_type == DNR_F32)
-            k_matmul_kernel<T, float><<<grid, 256, 0, s>>>(*g, (const T *)a, (const T *)b,
-                                                           (const float *)bias, (float *)d);
-        else
-            k_matmul_kernel<T, T>
-                <<<grid, 256, 0, s>>>(*g, (const T *)a, (const T *)b, (const T *)bias, (T *)d);
     });
 }

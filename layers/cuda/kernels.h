@@ -112,15 +112,6 @@ void k_shortcut_bwd(cudaStream_t s, const k_shortcut_args *a, const void *dy, vo
 /* ---- dense.cu */
 /* db[j] = Σ dy[i,j] over n rows of k columns */
 void k_column_sum(cudaStream_t s, int type, const void *dy, float *db, int n, int k);
-/* d[i,j] = Σ_l a[i·a_row + l·a_col] · b[l·b_row + j·b_col] + bias[j], d [m,n] and bias of type d_type: for what cuBLASLt lacks */
-typedef struct k_matmul_args {
-    int type, d_type, sms;
-    int m, n, l;
-    int64_t a_row, a_col, b_row, b_col;
-} k_matmul_args;
-void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void *b,
-              const void *bias, void *d);
-
 /* ---- conv.cu */
 /* fp32 from `type`, n elements */
 void k_widen(cudaStream_t s, int type, int sms, const void *x, float *y, int64_t n);

@@ -3,6 +3,7 @@
 #include "../choices.h"
 #include "convplan.h"
 #include "kernels.h"
+#include "product.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -309,6 +310,7 @@ static void close_device(dnr_device *dev)
         (void)cudaDeviceSynchronize();
         drop_scratch(d);
         dnri_cudnn_drop_plans(d);
+        dnri_product_drop_all(d);
         dnri_choices_free(d->choices);
         if (d->cudnn)
             cudnnDestroy(d->cudnn);
@@ -411,8 +413,16 @@ static void counters(dnr_device *dev, int64_t *allocs, int64_t *syncs)
 /* ---------------------------------------------------------------- lowering */
 
 static const dnri_lowering *const tables[] = {
-    dnri_cuda_engine,      dnri_cuda_conv,  dnri_cuda_norm, dnri_cuda_pool,     dnri_cuda_norm_pool,
-    dnri_cuda_packed_conv, dnri_cuda_dense, dnri_cuda_loss, dnri_cuda_shortcut, NULL,
+    dnri_cuda_engine,
+    dnri_cuda_conv,
+    dnri_cuda_norm,
+    dnri_cuda_pool,
+    dnri_cuda_norm_pool,
+    dnri_cuda_packed_conv,
+    dnri_cuda_dense,
+    dnri_cuda_loss,
+    dnri_cuda_shortcut,
+    NULL,
 };
 
 static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)

@@ -10,6 +10,7 @@
 #include <cudnn.h>
 
 struct dnri_conv_plan;
+struct dnri_product;
 struct dnri_choices;
 
 typedef struct dnri_cuda {
@@ -23,10 +24,11 @@ typedef struct dnri_cuda {
     /* made when first needed, since they take time */
     cudnnHandle_t cudnn;
     cublasLtHandle_t lt;
-    struct dnri_conv_plan *plans; /* chosen so far: equal convolutions share one */
-    struct dnri_choices *choices; /* of earlier starts, where the plan names a file */
-    cudaEvent_t clock[2];         /* of the tuner */
-    void *scratch;                /* of the tuner; given back before anything else is allocated */
+    struct dnri_conv_plan *plans;  /* chosen so far: equal convolutions share one */
+    struct dnri_product *products; /* likewise */
+    struct dnri_choices *choices;  /* of earlier starts, where the plan names a file */
+    cudaEvent_t clock[2];          /* of the tuner */
+    void *scratch;                 /* of the tuner; given back before anything else is allocated */
     size_t scratch_bytes;
     bool said_refused; /* remarks that are made once */
 } dnri_cuda;
@@ -101,7 +103,7 @@ const char *dnri_cuda_access(dnr_dtype t, int64_t c, char buf[32]);
 
 /* ---- lowering tables, each ended by a row without def */
 extern const dnri_lowering dnri_cuda_engine[], dnri_cuda_conv[], dnri_cuda_norm[], dnri_cuda_pool[],
-    dnri_cuda_norm_pool[], dnri_cuda_packed_conv[], dnri_cuda_dense[], dnri_cuda_loss[],
-    dnri_cuda_shortcut[];
+    dnri_cuda_norm_pool[], dnri_cuda_packed_conv[], dnri_cuda_dense[],
+    dnri_cuda_loss[], dnri_cuda_shortcut[];
 
 #endif
