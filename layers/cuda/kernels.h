@@ -52,7 +52,12 @@ typedef struct k_norm_bwd_args {
     bool relu;
 } k_norm_bwd_args;
 void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
-/* dbeta and dgamma from part: [block][Σ dz, Σ dz·(x − mean)][c] */
+/* dz (where wanted) and dbeta from dy, dy2, and y or mask where given; the same workspace */
+void k_norm_dz(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
+/* Column sums of x [rows,c] by blocks, part [block][c]; returns how many, at most k_norm_workspace bytes */
+int k_column_parts(cudaStream_t s, int type, int sms, const void *x, int64_t rows, int64_t c,
+                   float *part);
+/* dbeta and dgamma from part: [block][Σ dz, Σ dz·(x − mean)][c]; or dbeta alone from [block][Σ dz][c], dgamma NULL */
 void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,
                       float *dgamma, float *dbeta);
 
@@ -85,6 +90,32 @@ void k_norm_pool_apply(cudaStream_t s, const k_norm_args *a, const k_pool_args *
 /* a->dy and a->dy2: of the pooled y; a->dx of x */
 void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args *g,
                      const uint8_t *index, void *workspace);
+
+/* ---- algbn.cu: algebraic batch norm (layers.h). All channels are multiples of 8. */
+typedef struct k_gram_merge_args {
+    const float *part; /* [parts][n] */
+    float *p;          /* [n] = their sum, added up in fp64 */
+    int parts;
+    bool add; /* to what p was */
+    int64_t n;
+    const float *columns; /* [blocks][c] */
+    float *sum;           /* [c] = their sum; or NULL */
+    int blocks;
+    int64_t c;
+} k_gram_merge_args;
+void k_gram_merge(cudaStream_t s, const k_gram_merge_args *a);
+
+typedef struct k_algbn_args {
+    int type;
+    int64_t rows, k, c;                     /* M; w [k,c] */
+    const void *w;                          /* of `type`, as are wa, m and constant */
+    const float *p, *gram, *sum_a, *sum_dz; /* [k,c], [c,c], [c], [k] */
+    const float *gamma, *mean, *invstd;     /* [k] */
+    float *dw, *dgamma, *dbeta;             /* [k,c], [k], [k] */
+    void *wa, *m, *constant;                /* [k,c], [c,c], [2·c] */
+} k_algbn_args;
+size_t k_algbn_workspace(int64_t k, int64_t c);
+void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, void *workspace);
 
 /* ---- loss.cu: softmax cross-entropy of n rows of k logits; soft may be NULL */
 typedef struct k_loss_args {

@@ -9,13 +9,15 @@ template <class T, int N> struct bwd_in { /* one access of all inputs */
     unsigned bits;
 };
 
-/* Per-channel values of a thread, and dz = (dy + dy2) · [y > 0]. */
-template <class T, int N, int MASK, bool TWO> struct bwd_channels {
+/* Per-channel values of a thread, and dz = (dy + dy2) · [y > 0]. X: x is read as well. */
+template <class T, int N, int MASK, bool TWO, bool X = true> struct bwd_channels {
     float mean[N], scale[N], beta[N];
 
     __device__ void read(const k_norm_bwd_args &a, int col)
     {
         float invstd[N];
+        if (!X)
+            return;
         k_get_floats(a.mean + col * N, mean);
         k_get_floats(a.gamma + col * N, scale);
         k_get_floats(a.invstd + col * N, invstd);
@@ -30,7 +32,8 @@ template <class T, int N, int MASK, bool TWO> struct bwd_channels {
     __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in) const
     {
         constexpr bool once = LAST || MASK >= MASK_Y;
-        in.x = get<LAST>(a.x, at);
+        if (X)
+            in.x = get<LAST>(a.x, at);
         in.dy = get<once>(a.dy, at);
         if (TWO)
             in.dy2 = get<once>(a.dy2, at);
@@ -48,13 +51,15 @@ template <class T, int N, int MASK, bool TWO> struct bwd_channels {
     __device__ void compute(const bwd_in<T, N> &in, float (&dz)[N], float (&xc)[N]) const
     {
         float g[N];
-        k_unpack(in.x, xc);
+        if (X)
+            k_unpack(in.x, xc);
         k_unpack(in.dy, dz);
         if (TWO)
             k_unpack(in.dy2, g);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            xc[j] -= mean[j];
+            if (X)
+                xc[j] -= mean[j];
             if (TWO)
                 dz[j] += g[j];
         }
@@ -68,22 +73,26 @@ template <class T, int N, int MASK, bool TWO> struct bwd_channels {
     }
 };
 
-/* part: [block][Σ dz, Σ dz·(x − mean)][c]; dz is written where it is wanted. */
-template <class T, int N, int MASK, bool TWO>
+/* part: [block][Σ dz, Σ dz·(x − mean) where X][c]; dz is written where it is wanted. Without X this is the only pass,
+ * and goes from memory's end, where the convolutions that made dy and dy2 stopped, to its start, where products begin. */
+template <class T, int N, int MASK, bool TWO, bool X>
 __global__ void __launch_bounds__(SUM_THREADS)
     k_norm_bwd_sums(k_norm_bwd_args a, int vecs, float *__restrict__ part)
 {
-    constexpr int U = TWO || MASK == MASK_Y ? 2 : UNROLL;
-    __shared__ float sm[2][N][SUM_THREADS];
+    constexpr int U = X && (TWO || MASK == MASK_Y) ? 2 : UNROLL, SUMS = X ? 2 : 1;
+    __shared__ float sm[SUMS][N][SUM_THREADS];
     const k_tile t(vecs, SUM_THREADS);
-    bwd_channels<T, N, MASK, TWO> ch;
-    float s1[N], s2[N];
+    bwd_channels<T, N, MASK, TWO, X> ch;
+    float s[SUMS][N];
 #pragma unroll
-    for (int j = 0; j < N; j++)
-        s1[j] = s2[j] = 0;
+    for (int i = 0; i < SUMS; i++)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            s[i][j] = 0;
     if (!t.idle()) {
         ch.read(a, t.col);
-        int64_t step = t.stride * vecs * N, at = (t.row * vecs + t.col) * N;
+        int64_t step = (X ? t.stride : -t.stride) * vecs * N;
+        int64_t at = ((X ? t.row : a.rows - 1 - t.row) * vecs + t.col) * N;
         for (int64_t r = t.row; r < a.rows; r += t.stride * U, at += step * U) {
             bwd_in<T, N> in[U];
 #pragma unroll
@@ -94,51 +103,54 @@ __global__ void __launch_bounds__(SUM_THREADS)
             for (int u = 0; u < U; u++)
                 if (r + u * t.stride < a.rows) {
                     float dz[N], xc[N];
+                    k_vec<T, N> o;
                     ch.compute(in[u], dz, xc);
+                    k_pack(dz, o);
+                    if (!X && TWO) /* of dz as it is rounded, for what else is made from that */
+                        k_unpack(o, dz);
 #pragma unroll
                     for (int j = 0; j < N; j++) {
-                        s1[j] += dz[j];
-                        s2[j] += dz[j] * xc[j];
+                        s[0][j] += dz[j];
+                        if (X)
+                            s[SUMS - 1][j] += dz[j] * xc[j];
                     }
-                    if (MASK >= MASK_Y && a.dz) { /* without a residual nobody wants it */
-                        k_vec<T, N> o;
-                        k_pack(dz, o);
+                    if ((MASK >= MASK_Y || !X) && a.dz) /* without a residual nobody wants it */
                         k_put((T *)a.dz + at + u * step, o);
-                    }
                 }
         }
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        sm[0][j][threadIdx.x] = s1[j];
-        sm[1][j][threadIdx.x] = s2[j];
-    }
+    for (int i = 0; i < SUMS; i++)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sm[i][j][threadIdx.x] = s[i][j];
     __syncthreads();
     for (int left = t.groups; left > 1;) {
         int half = (left + 1) / 2;
         if (!t.idle() && t.group < left - half) {
 #pragma unroll
-            for (int j = 0; j < N; j++) {
-                sm[0][j][threadIdx.x] += sm[0][j][threadIdx.x + half * t.cols];
-                sm[1][j][threadIdx.x] += sm[1][j][threadIdx.x + half * t.cols];
-            }
+            for (int i = 0; i < SUMS; i++)
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    sm[i][j][threadIdx.x] += sm[i][j][threadIdx.x + half * t.cols];
         }
         left = half;
         __syncthreads();
     }
     if (!t.idle() && t.group == 0) {
         int64_t c = (int64_t)vecs * N;
-        float *o = part + (int64_t)blockIdx.x * 2 * c + (int64_t)t.col * N;
+        float *o = part + (int64_t)blockIdx.x * SUMS * c + (int64_t)t.col * N;
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            s1[j] = sm[0][j][threadIdx.x];
-            s2[j] = sm[1][j][threadIdx.x];
+        for (int i = 0; i < SUMS; i++) {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                s[i][j] = sm[i][j][threadIdx.x];
+            k_put_floats(o + i * c, s[i]);
         }
-        k_put_floats(o, s1);
-        k_put_floats(o + c, s2);
     }
 }
 
+/* dgamma may be NULL: then part has Σ dz alone */
 __global__ void __launch_bounds__(32 * FINISH)
     k_norm_bwd_finish(const float *part, int blocks, int64_t channels, const float *invstd,
                       float *dgamma, float *dbeta)
@@ -147,15 +159,17 @@ __global__ void __launch_bounds__(32 * FINISH)
     double s1 = 0, s2 = 0;
     if (c < channels)
         for (int b = threadIdx.y; b < blocks; b += FINISH) {
-            const float *p = part + (int64_t)b * 2 * channels + c;
+            const float *p = part + (int64_t)b * (dgamma ? 2 : 1) * channels + c;
             s1 += p[0];
-            s2 += p[channels];
+            if (dgamma)
+                s2 += p[channels];
         }
     s1 = finish_sum(s1);
     s2 = finish_sum(s2);
     if (c < channels && threadIdx.y == 0) {
         dbeta[c] = (float)s1;
-        dgamma[c] = (float)(s2 * invstd[c]);
+        if (dgamma)
+            dgamma[c] = (float)(s2 * invstd[c]);
     }
 }
 
@@ -211,7 +225,7 @@ template <class T, int N, int MASK, bool TWO>
 static void launch_sums(cudaStream_t s, const k_norm_bwd_args *a, float *part)
 {
     dim3 grid = sum_grid<T, N>(a->sms, a->rows, a->c);
-    k_norm_bwd_sums<T, N, MASK, TWO><<<grid, SUM_THREADS, 0, s>>>(*a, (int)(a->c / N), part);
+    k_norm_bwd_sums<T, N, MASK, TWO, true><<<grid, SUM_THREADS, 0, s>>>(*a, (int)(a->c / N), part);
     k_norm_bwd_merge(s, part, (int)grid.x, a->c, a->invstd, a->dgamma, a->dbeta);
 }
 template <class T, int N, int MASK, bool TWO>
@@ -253,4 +267,52 @@ void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace)
         else if constexpr (N == 8)
             launch_bwd<T, N, MASK_BITS>(s, a, (float *)workspace);
     });
+}
+
+/* ---------------------------------------------------------------- without x */
+
+template <class T, int N, int MASK>
+static int launch_dz(cudaStream_t s, const k_norm_bwd_args *a, float *part)
+{
+    dim3 grid = sum_grid<T, N>(a->sms, a->rows, a->c);
+    const int vecs = (int)(a->c / N);
+    if (a->dy2)
+        k_norm_bwd_sums<T, N, MASK, true, false><<<grid, SUM_THREADS, 0, s>>>(*a, vecs, part);
+    else
+        k_norm_bwd_sums<T, N, MASK, false, false><<<grid, SUM_THREADS, 0, s>>>(*a, vecs, part);
+    return (int)grid.x;
+}
+
+static int dz_parts(cudaStream_t s, const k_norm_bwd_args *a, float *part)
+{
+    int blocks = 0;
+    k_by_width(a->type, a->c, [&](auto t, auto n) {
+        using T = decltype(t);
+        constexpr int N = decltype(n)::value;
+        if (a->y)
+            blocks = launch_dz<T, N, MASK_Y>(s, a, part);
+        else if (!a->mask)
+            blocks = launch_dz<T, N, MASK_NONE>(s, a, part);
+        else if constexpr (N == 8)
+            blocks = launch_dz<T, N, MASK_BITS>(s, a, part);
+    });
+    return blocks;
+}
+
+void k_norm_dz(cudaStream_t s, const k_norm_bwd_args *a, void *workspace)
+{
+    const int blocks = dz_parts(s, a, (float *)workspace);
+    k_norm_bwd_merge(s, (const float *)workspace, blocks, a->c, NULL, NULL, a->dbeta);
+}
+
+int k_column_parts(cudaStream_t s, int type, int sms, const void *x, int64_t rows, int64_t c,
+                   float *part)
+{
+    k_norm_bwd_args a = {};
+    a.type = type;
+    a.sms = sms;
+    a.rows = rows;
+    a.c = c;
+    a.dy = x;
+    return dz_parts(s, &a, part);
 }

@@ -418,6 +418,7 @@ static const dnri_lowering *const tables[] = {
     dnri_cuda_norm,
     dnri_cuda_pool,
     dnri_cuda_norm_pool,
+    dnri_cuda_algbn,
     dnri_cuda_packed_conv,
     dnri_cuda_dense,
     dnri_cuda_loss,
