@@ -27,6 +27,7 @@ typedef struct rig {
     dnri_store *store;
     void *arena;
     size_t workspace_cap; /* of the plan */
+    bool timed;           /* the plan takes what is fastest; else what is deterministic */
 } rig;
 
 /* An empty graph; then the test emits ops. The device is borrowed. */
