@@ -24,11 +24,7 @@ void dnri_log(dnr_log_level level, const char *fmt, ...) __attribute__((format(p
 
 #define DNRI_STR2(x) #x
 #define DNRI_STR(x)  DNRI_STR2(x)
-#define DNRI_HERE    (&__FILE__ ":" DNRI_STR(__LINE__)[DNRI_SRC_PREFIX])
-#ifndef DNRI_SRC_PREFIX /* length of the source folder's path, so that places read                 \
-                           "runtime/plan.c:212" */
-#define DNRI_SRC_PREFIX 0
-#endif
+#define DNRI_HERE    __FILE__ ":" DNRI_STR(__LINE__)
 
 /* return DNR_FAIL(DNR_EUSAGE, "use a positive stride", "stride is %d", s); */
 #define DNR_FAIL(status, remedy, ...) dnri_fail((status), DNRI_HERE, "" remedy, __VA_ARGS__)

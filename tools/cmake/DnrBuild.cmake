@@ -10,9 +10,12 @@ set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O3 -g")
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 
-string(LENGTH "${CMAKE_SOURCE_DIR}/" DNR_SRC_PREFIX)
 add_library(dnr_flags INTERFACE)
-target_compile_definitions(dnr_flags INTERFACE _GNU_SOURCE DNRI_SRC_PREFIX=${DNR_SRC_PREFIX})
+target_compile_definitions(dnr_flags INTERFACE _GNU_SOURCE)
+# Errors tell their place from the source folder on, "runtime/plan.c:212", wherever that lies; ccache may make paths relative.
+file(RELATIVE_PATH DNR_SRC_RELATIVE ${CMAKE_BINARY_DIR} ${CMAKE_SOURCE_DIR})
+target_compile_options(dnr_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:C>:-fmacro-prefix-map=${DNR_SRC_RELATIVE}=;-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=>")
 # Ops carry their layers' attributes as raw bytes, read through the layer's own type: hence no strict aliasing.
 target_compile_options(dnr_flags INTERFACE
     $<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wstrict-prototypes;-Wno-unused-parameter;$<$<C_COMPILER_ID:GNU>:-Wno-format-truncation>;$<$<C_COMPILER_ID:Clang>:-Wno-pass-failed>;-Werror;-fno-math-errno;-fno-strict-aliasing>)
