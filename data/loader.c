@@ -27,25 +27,22 @@ static bool wait_until(dnr_loader *l, double deadline)
     return pthread_cond_timedwait(&l->event, &l->lock, &t) != ETIMEDOUT;
 }
 
-static int cores(void)
+/* How many threads decode where nobody says so: one a CPU, or what a device that computes on CPUs leaves. */
+static int default_threads(const dnr_device *dev)
 {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    n = dev && dev->spare.threads ? dev->spare.threads : n;
     return n < 1 ? 1 : n > 16 ? 16 : n;
 }
 
-bool dnri_shares_cores(const dnr_device *dev)
-{
-    return dev && !strncmp(dev->name, "cpu", 3);
-}
-
 /* Fills in defaults and refuses what makes no sense. */
-static dnr_status settle(dnr_loader_opts *o, int64_t count, bool shares_cores)
+static dnr_status settle(dnr_loader_opts *o, int64_t count, const dnr_device *dev)
 {
     o->world = o->world ? o->world : 1;
     o->resize = o->resize ? o->resize : o->image;
     o->max_pixels = o->max_pixels ? o->max_pixels : 178956970;
-    o->threads = o->threads ? o->threads : shares_cores ? (cores() + 3) / 4 : cores();
+    o->threads = o->threads ? o->threads : default_threads(dev);
     o->prefetch = o->prefetch ? o->prefetch : 3;
     o->timeout_s = o->timeout_s > 0 ? o->timeout_s : 300;
     if (o->area_min == 0 && o->area_max == 0) {
@@ -159,7 +156,7 @@ dnr_status dnr_loader_open(dnr_source *src, dnr_device *dev, const dnr_loader_op
                            dnr_loader **out)
 {
     dnr_loader_opts o = *opts;
-    DNR_TRY(settle(&o, src->count, dnri_shares_cores(dev)));
+    DNR_TRY(settle(&o, src->count, dev));
     dnr_loader *l = calloc(1, sizeof *l);
     if (!l)
         return DNR_FAIL_NOMEM();

@@ -61,8 +61,6 @@ struct dnr_loader {
     dnri_worker *worker;
 };
 
-/* Does the device compute on the cores that the workers decode on? */
-bool dnri_shares_cores(const dnr_device *dev);
 void *dnri_worker_main(void *worker);
 const char *dnri_stage_name(dnri_stage s);
 

@@ -145,10 +145,15 @@ void *dnri_worker_main(void *arg)
 {
     dnri_worker *w = arg;
     dnr_loader *l = w->l;
-    /* Where the same cores compute, they come first: a step waits for its slowest thread, a batch decoded ahead can
-     * wait. On Linux this is the thread's own. */
-    if (dnri_shares_cores(l->dev))
+    const dnri_spare *spare = l->dev ? &l->dev->spare : NULL;
+    pthread_setname_np(pthread_self(), "dnnrun-loader");
+    if (spare && spare->threads) {
+        /* Where the same cores compute, they come first: a step waits for its slowest thread, a batch decoded ahead
+         * can wait. On Linux both are the thread's own, and both are wishes. */
         (void)setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
+        if (CPU_COUNT(&spare->cpus))
+            (void)sched_setaffinity(0, sizeof spare->cpus, &spare->cpus);
+    }
     pthread_mutex_lock(&l->lock);
     while (!l->stop) {
         int64_t from, to;

@@ -2,6 +2,7 @@
 #include "backend.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -36,6 +37,21 @@ static void own_folder(char *buf, size_t size)
     }
 }
 
+static cpu_set_t process_cpus;
+
+static void note_process_cpus(void)
+{
+    if (sched_getaffinity(0, sizeof process_cpus, &process_cpus) != 0)
+        CPU_ZERO(&process_cpus);
+}
+
+const cpu_set_t *dnri_process_cpus(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, note_process_cpus);
+    return &process_cpus;
+}
+
 /* Modules stay loaded: GPU libraries do not survive being unloaded. */
 static dnr_status load(int i, const dnri_backend **out)
 {
@@ -55,6 +71,7 @@ static dnr_status load(int i, const dnri_backend **out)
         return dnri_fail(DNR_EDEVICE, DNRI_HERE, backends[i].remedy,
                          "this build has no %s back end (no dnnrun-%s.so beside the library in %s)",
                          backends[i].name, backends[i].name, folder);
+    dnri_process_cpus();
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!so)
         return DNR_FAIL(DNR_EDEVICE, "install the library named, or use another device",

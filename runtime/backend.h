@@ -6,9 +6,11 @@
 #ifndef DNR_BACKEND_H
 #define DNR_BACKEND_H
 
+#include <sched.h>
+
 #include "graph.h"
 
-#define DNRI_BACKEND_ABI 1
+#define DNRI_BACKEND_ABI 2
 
 typedef enum dnr_lane { DNRI_COMPUTE, DNRI_COPY, DNRI_COMM, DNRI_LANES } dnr_lane;
 #define DNRI_MARKS 8
@@ -40,11 +42,18 @@ typedef struct dnri_lower_opts {
     const char *cache;    /* file of choices made by timing (choices.h); NULL: none */
 } dnri_lower_opts;
 
+/* What a device that computes on the host's CPUs leaves to the host's other threads. */
+typedef struct dnri_spare {
+    int threads;    /* so many do not get in its way; 0: it takes none of the host's CPUs */
+    cpu_set_t cpus; /* theirs; none: wherever the thread that made them may run */
+} dnri_spare;
+
 /* What every device begins with. */
 struct dnr_device {
     const struct dnri_backend *be;
     char name[32];
     char description[256];
+    dnri_spare spare;
 };
 
 typedef struct dnri_backend {
@@ -106,6 +115,9 @@ typedef struct dnri_lowering {
 bool dnri_device_supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
 dnr_status dnri_device_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                              const dnri_lower_opts *o, dnri_step *out);
+
+/* The CPUs that this thread might use before the first module was loaded: OpenMP, which comes with one, may bind it. */
+const cpu_set_t *dnri_process_cpus(void);
 
 const dnri_lowering *dnri_lower_find(const dnri_lowering *const tables[], const dnri_op_def *def);
 

@@ -31,14 +31,17 @@ void dnri_slices(int slices, int64_t n, dnri_slice_fn fn, void *ctx);
 int dnri_slices_for(dnr_device *dev, int64_t elements);
 /* How many threads oneDNN's calls from this thread use from now on; returns what they used before. */
 int dnri_threads_use(int n);
-/* The threads that parallel regions use, bound to CPUs where that is safe. Call once, at open. */
-int dnri_threads_start(void);
+/* The threads that parallel regions use, bound to CPUs where that is safe; what they leave to others. Call once, at
+ * open. */
+int dnri_threads_start(dnri_spare *spare);
 
 /* ---- host.c: the machine */
 
 void dnri_host_cpu_name(char *buf, size_t size);
 /* Memory that a process may still take, and all there is; a cgroup's limit counts. */
 dnr_status dnri_host_memory(size_t *free, size_t *total);
+/* CPUs' worth of time that a cgroup allows, rounded up; 0: no limit. */
+int dnri_host_cpu_quota(void);
 
 /* ---- step.c */
 

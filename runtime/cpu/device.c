@@ -31,7 +31,7 @@ static dnr_status cpu_open(const char *arg, dnr_device **out)
         free(dev);
         return st;
     }
-    dev->threads = dnri_threads_start();
+    dev->threads = dnri_threads_start(&dev->base.spare);
     char cpu[128], version[32];
     dnri_host_cpu_name(cpu, sizeof cpu);
     dnri_dnn_version(version, sizeof version);
@@ -64,15 +64,26 @@ static dnr_status cpu_memory(dnr_device *dev, size_t *free, size_t *total)
     return dnri_host_memory(free, total);
 }
 
-static void zero(void *ctx, int slice, int64_t begin, int64_t end)
+#define HUGE_PAGE ((size_t)2 << 20)
+
+typedef struct fresh {
+    char *p;
+    size_t bytes;
+    int slices;
+} fresh;
+
+/* Touches every slices-th huge page. */
+static void touch(void *ctx, int slice, int64_t begin, int64_t end)
 {
-    memset((char *)ctx + begin, 0, (size_t)(end - begin));
+    const fresh *f = ctx;
+    for (size_t at = (size_t)slice * HUGE_PAGE; at < f->bytes; at += (size_t)f->slices * HUGE_PAGE)
+        memset(f->p + at, 0, f->bytes - at < HUGE_PAGE ? f->bytes - at : HUGE_PAGE);
 }
 
 static dnr_status cpu_alloc(dnr_device *dev, size_t bytes, void **out)
 {
     /* huge pages save large tensors most of their TLB misses */
-    size_t align = bytes >= ((size_t)4 << 20) ? (size_t)2 << 20 : 256;
+    size_t align = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 256;
     size_t rounded = (bytes + align - 1) & ~(align - 1);
     *out = rounded < bytes ? NULL : aligned_alloc(align, rounded ? rounded : align);
     if (!*out)
@@ -80,8 +91,10 @@ static dnr_status cpu_alloc(dnr_device *dev, size_t bytes, void **out)
                         "out of host memory: %zu MiB were asked for", bytes >> 20);
     if (align > 4096)
         madvise(*out, rounded, MADV_HUGEPAGE);
-    /* first touched by the threads that will use it, so that it lies near them */
-    dnri_slices(dnri_slices_for(dev, (int64_t)(bytes / 4)), (int64_t)bytes, zero, *out);
+    /* A page lies at the memory node of the thread that touches it first. Tensors come to lie anywhere in this, so all
+     * threads touch it in turn: each tensor is then spread over the nodes, and reading it uses all of them. */
+    fresh f = {*out, bytes, dnri_slices_for(dev, (int64_t)(bytes / 4))};
+    dnri_slices(f.slices, f.slices, touch, &f);
     dnri_cpu_of(dev)->allocs++;
     return DNR_OK;
 }

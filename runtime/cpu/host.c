@@ -62,3 +62,13 @@ dnr_status dnri_host_memory(size_t *free, size_t *total)
     }
     return DNR_OK;
 }
+
+int dnri_host_cpu_quota(void)
+{
+    unsigned long long quota, period;
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re"); /* "max 100000", or "200000 100000" */
+    int n = f ? fscanf(f, "%llu %llu", &quota, &period) : 0;
+    if (f)
+        fclose(f);
+    return n == 2 && period ? (int)((quota + period - 1) / period) : 0;
+}

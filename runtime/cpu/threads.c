@@ -4,7 +4,6 @@
 #include <omp.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 static int pool = 1; /* threads of every parallel region */
 
@@ -44,7 +43,7 @@ int dnri_threads_use(int n)
 }
 
 /* Does the user, or a launcher that shares the machine between ranks, place threads already? */
-static bool placed_by_others(const cpu_set_t *mask)
+static bool placed_by_others(void)
 {
     static const char *const vars[] = {"OMP_PROC_BIND",
                                        "OMP_PLACES",
@@ -57,24 +56,23 @@ static bool placed_by_others(const cpu_set_t *mask)
     for (size_t i = 0; i < sizeof vars / sizeof vars[0]; i++)
         if (getenv(vars[i]))
             return true;
-    return CPU_COUNT(mask) != sysconf(_SC_NPROCESSORS_ONLN);
+    return false;
 }
 
 /* Binds each thread of the pool but the caller to a CPU of its own. Unbound, two threads now and then share a
  * CPU and every barrier waits for them. OMP_PROC_BIND cannot be set from here (OpenMP reads it while it is
- * loaded), and it binds the caller too, whose threads to come (loaders) would inherit that one CPU. The
- * caller floats, and ends on the CPU that the others leave free. */
-static void bind_pool(int threads)
+ * loaded), and it binds the caller too, whose threads to come would inherit that one CPU. The caller floats, and
+ * ends on the CPU that the others leave free. A pool of fewer threads than CPUs is left to the kernel: it may not be
+ * the only one, and two that choose by the same rule would choose the same CPUs. */
+static void bind_pool(int threads, const cpu_set_t *all)
 {
-    cpu_set_t mask;
-    if (sched_getaffinity(0, sizeof mask, &mask) != 0 || placed_by_others(&mask) ||
-        threads != CPU_COUNT(&mask))
+    if (placed_by_others() || threads != CPU_COUNT(all))
         return;
 #pragma omp parallel num_threads(threads)
     {
         int skip = omp_get_thread_num(), cpu = 0;
         if (skip > 0) {
-            for (; !CPU_ISSET(cpu, &mask) || skip-- > 0; cpu++) {
+            for (; !CPU_ISSET(cpu, all) || skip-- > 0; cpu++) {
             }
             cpu_set_t one;
             CPU_ZERO(&one);
@@ -84,11 +82,52 @@ static void bind_pool(int threads)
     }
 }
 
-int dnri_threads_start(void)
+/* The CPUs of the process. OpenMP may have bound this thread to one of them when it was loaded. */
+static void all_cpus(cpu_set_t *all)
+{
+    cpu_set_t own;
+    int ids[CPU_SETSIZE];
+    *all = *dnri_process_cpus();
+    if (sched_getaffinity(0, sizeof own, &own) == 0)
+        CPU_OR(all, all, &own);
+    for (int p = 0; p < omp_get_num_places(); p++) {
+        int n = omp_get_place_num_procs(p);
+        omp_get_place_proc_ids(p, n <= CPU_SETSIZE ? ids : NULL);
+        for (int i = 0; i < n; i++)
+            CPU_SET(ids[i], all);
+    }
+}
+
+/* Threads that OpenMP has bound leave CPUs, or they do not; threads that it has not bound may run on any. */
+static void find_spare(int threads, const cpu_set_t *all, dnri_spare *out)
+{
+    cpu_set_t taken, rest;
+    CPU_ZERO(&taken);
+    *out = (dnri_spare){0};
+#pragma omp parallel num_threads(threads)
+    {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        sched_getaffinity(0, sizeof own, &own);
+#pragma omp critical
+        CPU_OR(&taken, &taken, &own);
+    }
+    CPU_XOR(&rest, all, &taken); /* `taken` is part of `all` */
+    int quarter = (threads + 3) / 4, left = CPU_COUNT(all) - threads;
+    if (omp_get_proc_bind() != omp_proc_bind_false)
+        out->cpus = CPU_COUNT(&rest) >= quarter ? rest : *all;
+    out->threads = left > quarter ? left : quarter;
+}
+
+int dnri_threads_start(dnri_spare *spare)
 {
     /* oneDNN's barriers wait for as many threads as OpenMP promises, for ever: promise what it gives */
-    int threads = 1;
+    int threads = 1, quota = getenv("OMP_NUM_THREADS") ? 0 : dnri_host_cpu_quota();
+    cpu_set_t all;
+    all_cpus(&all);
     omp_set_dynamic(0);
+    if (quota && quota < omp_get_max_threads())
+        omp_set_num_threads(quota);
 #pragma omp parallel
     {
 #pragma omp master
@@ -96,6 +135,7 @@ int dnri_threads_start(void)
     }
     omp_set_num_threads(threads);
     pool = threads;
-    bind_pool(threads);
+    bind_pool(threads, &all);
+    find_spare(threads, &all, spare);
     return threads;
 }
