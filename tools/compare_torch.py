@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import resource
 import sys
 import time
@@ -19,7 +20,6 @@ import warnings
 
 try:
     import torch
-    from safetensors.torch import load_file
     from torch import nn
     from torch.nn import functional as F
 except ImportError as e:
@@ -128,50 +128,35 @@ def make_optimizer(model, o, cuda):
                            weight_decay=o["weight_decay"], fused=cuda or None)
 
 
-def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("folder")
-    ap.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
-    ap.add_argument("--compile", action="store_true")
-    args = ap.parse_args()
-    warnings.simplefilter("ignore")
-
-    with open(os.path.join(args.folder, "dnnrun.json")) as f:
-        own = json.load(f)
-    case, warmup, runs, infer = own["case"], own["warmup"], own["runs"], own["bench"] == "infer"
-    o, precision, device = case["optim"], case["precision"], case["device"]
-    cuda = device.startswith("cuda")
-    if cuda and not torch.cuda.is_available():
-        sys.exit(f"this torch ({torch.__version__}) has no CUDA device")
-    if not cuda:
-        words = case["device_description"].split()  # "…, 2 threads, …"
-        torch.set_num_threads(int(words[words.index("threads,") - 1]))
-    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
-    layout = getattr(torch, args.layout)
+def allow(precision):
+    """What the libraries below may do: fp32 means fp32."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
-    model = ResNet(case["model"], case["classes"], case["stem"])
-    model.load_state_dict(load_file(os.path.join(args.folder, "initial.safetensors")))
-    model = model.to(device, memory_format=layout).train(not infer)
-    x, labels = read_batch(args.folder, case, device, layout)
-    opt = make_optimizer(model, o, cuda)
-    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16" and cuda)
+
+def make_step(model, x, labels, case, infer, mode=None):
+    """What is measured: a function that trains on the batch and returns the loss, or returns the logits; compiled in
+    that mode, where one is given."""
+    o, cuda = case["optim"], case["device"].startswith("cuda")
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(case["precision"])
 
     def amp():
         return torch.autocast("cuda" if cuda else "cpu", half) if half else contextlib.nullcontext()
-
-    def loss_of(x, labels):
-        with amp():
-            return F.cross_entropy(model(x), labels, label_smoothing=o["label_smoothing"])
 
     def forward(x):
         with amp():
             return model(x)
 
-    if args.compile:
-        loss_of = torch.compile(loss_of)
-        forward = torch.compile(forward, mode="max-autotune" if cuda else "default")
+    def loss_of(x, labels):
+        with amp():
+            return F.cross_entropy(model(x), labels, label_smoothing=o["label_smoothing"])
+
+    if mode:
+        forward, loss_of = (torch.compile(f, mode=mode) for f in (forward, loss_of))
+    if infer:
+        return torch.inference_mode()(lambda: forward(x))
+    opt = make_optimizer(model, o, cuda)
+    scaler = torch.amp.GradScaler("cuda", enabled=case["precision"] == "fp16" and cuda)
 
     def train():
         opt.zero_grad(set_to_none=True)
@@ -185,15 +170,60 @@ def main():
         scaler.update()
         return loss
 
-    def predict():
-        with torch.inference_mode():
-            return forward(x)
+    return train
 
-    step = predict if infer else train
 
-    def wait():
-        if cuda:
-            torch.cuda.synchronize()
+def measure(step, runs, wait, fetch=lambda result: None):
+    """Milliseconds of runs that are waited for one by one, and whose result is fetched; seconds of as many in a row."""
+    times = []
+    for _ in range(runs):
+        t = time.perf_counter()
+        fetch(step())
+        wait()
+        times.append(1e3 * (time.perf_counter() - t))
+    t = time.perf_counter()
+    for _ in range(runs):
+        step()
+    wait()
+    return times, time.perf_counter() - t
+
+
+def threads_of(description):
+    """As dnnrun describes a CPU: "Some CPU, 2 threads, oneDNN ...", or "1 thread"."""
+    return int(re.search(r", (\d+) threads?,", description)[1])
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("folder")
+    ap.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
+    ap.add_argument("--compile", action="store_true")
+    args = ap.parse_args()
+    try:
+        from safetensors.torch import load_file
+    except ImportError as e:
+        print(e, file=sys.stderr)
+        sys.exit(77)
+    warnings.simplefilter("ignore")
+
+    with open(os.path.join(args.folder, "dnnrun.json")) as f:
+        own = json.load(f)
+    case, warmup, runs, infer = own["case"], own["warmup"], own["runs"], own["bench"] == "infer"
+    device, layout = case["device"], getattr(torch, args.layout)
+    cuda = device.startswith("cuda")
+    if cuda and not torch.cuda.is_available():
+        sys.exit(f"this torch ({torch.__version__}) has no CUDA device")
+    if not cuda:
+        torch.set_num_threads(threads_of(case["device_description"]))
+    wait = torch.cuda.synchronize if cuda else lambda: None
+    allow(case["precision"])
+
+    model = ResNet(case["model"], case["classes"], case["stem"])
+    model.load_state_dict(load_file(os.path.join(args.folder, "initial.safetensors")))
+    model = model.to(device, memory_format=layout).train(not infer)
+    x, labels = read_batch(args.folder, case, device, layout)
+    mode = ("max-autotune" if infer and cuda else "default") if args.compile else None
+    step = make_step(model, x, labels, case, infer, mode)
 
     losses = []
     for i in range(warmup):
@@ -205,19 +235,8 @@ def main():
         wait()
         if i == 0:
             start = process_age()
-    times = []
-    for _ in range(runs):
-        t = time.perf_counter()
-        result = step()
-        if infer:
-            result = result.cpu()  # dnnrun hands the logits over too
-        wait()
-        times.append(1e3 * (time.perf_counter() - t))
-    t = time.perf_counter()
-    for _ in range(runs):
-        step()
-    wait()
-    seconds = time.perf_counter() - t
+    # dnnrun hands the logits over too
+    times, seconds = measure(step, runs, wait, (lambda logits: logits.cpu()) if infer else lambda loss: None)
     times.sort()
 
     memory = {"process_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

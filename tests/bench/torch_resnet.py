@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's speed at what `dnnrun bench` measures: a whole training step (forward, loss, backward, SGD; in fp16 the
-GradScaler) or a forward pass, on synthetic pictures that are on the device already.
+GradScaler) or a forward pass, on noise that is on the device already. The model, the step and the clock are those of
+tools/compare_torch.py; here no dnnrun is needed.
 
     torch_resnet.py                                          resnet50, batch 256, fp16, channels-last, eager, GPU
     torch_resnet.py --precision bf16 --compile
@@ -18,20 +19,21 @@ import os
 import platform
 import statistics
 import sys
-import time
 
-T0 = time.time()
-import torch  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch.utils.checkpoint import checkpoint
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
-import common  # noqa: E402
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+import compare_torch as peer  # noqa: E402
+
+OPTIM = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-5, "decay_norm_bias": True, "clip_norm": 0,
+         "label_smoothing": 0.0}
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--model", default="resnet50")
-    ap.add_argument("--stem", default="imagenet", choices=["imagenet", "cifar"])
+    ap.add_argument("--stem", default="auto", choices=["auto", "imagenet", "cifar"])
     ap.add_argument("--classes", type=int, default=1000)
     ap.add_argument("--image", type=int, default=224)
     ap.add_argument("--batch", type=int, default=256)
@@ -47,79 +49,38 @@ def main():
     ap.add_argument("--steps", type=int, default=50, help="timed steps")
     args = ap.parse_args()
 
-    cuda = args.device == "cuda"
-    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.precision)
+    cuda, infer = args.device == "cuda", args.mode == "infer"
     layout = getattr(torch, args.layout)
     torch.set_num_threads(args.threads)
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
     torch.manual_seed(0)
-    model = common.make_model(args.model, args.classes, args.stem).to(args.device, memory_format=layout)
+    peer.allow(args.precision)
+    model = peer.ResNet(args.model, args.classes, args.stem).to(args.device, memory_format=layout).train(not infer)
     if args.checkpoint:
-        from torch.utils.checkpoint import checkpoint
-
         for m in list(model.modules()):
-            if hasattr(m, "bn2"):  # a residual block
+            if isinstance(m, peer.Block):
                 m.forward = lambda x, f=m.forward: checkpoint(f, x, use_reentrant=False)
     x = torch.randn(args.batch, 3, args.image, args.image, device=args.device).to(memory_format=layout)
-    y = torch.randint(0, args.classes, (args.batch,), device=args.device)
-    opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-5, nesterov=True)
-    scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16" and args.mode == "train")
-
-    def forward(x):
-        with torch.autocast(args.device, half, enabled=half is not None):
-            return model(x)
-
-    def loss_of(x, y):
-        with torch.autocast(args.device, half, enabled=half is not None):
-            return F.cross_entropy(model(x), y)
-
-    if args.compile:
-        forward = torch.compile(forward, mode="max-autotune" if args.mode == "infer" and cuda else "default")
-        loss_of = torch.compile(loss_of, mode="reduce-overhead" if args.graphs else "default")
-
-    def train():
-        opt.zero_grad()
-        scaler.scale(loss_of(x, y)).backward()
-        scaler.step(opt)
-        scaler.update()
-
-    def infer():
-        with torch.no_grad():
-            forward(x)
-
-    step = train if args.mode == "train" else infer
-    model.train(args.mode == "train")
-
-    def wait():
-        if cuda:
-            torch.cuda.synchronize()
+    labels = torch.randint(0, args.classes, (args.batch,), device=args.device)
+    case = {"device": args.device, "precision": args.precision, "accumulate": 1, "optim": OPTIM}
+    mode = ("max-autotune" if cuda else "default") if infer else "reduce-overhead" if args.graphs else "default"
+    step = peer.make_step(model, x, labels, case, infer, mode if args.compile else None)
+    wait = torch.cuda.synchronize if cuda else lambda: None
 
     for _ in range(args.warmup):
         step()
     wait()
-    ready = time.time() - T0
+    ready = peer.process_age()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(args.steps):
-        t = time.perf_counter()
-        step()
-        wait()
-        times.append(time.perf_counter() - t)
-    t = time.perf_counter()  # once more without waiting after each step
-    for _ in range(args.steps):
-        step()
-    wait()
-    stream = (time.perf_counter() - t) / args.steps
+    times, seconds = peer.measure(step, args.steps, wait)
     low, median, high = statistics.quantiles(times, n=4)
     device = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
     result = dict(
         vars(args),
         device_name=device,
-        images_per_s=round(args.batch / stream, 1),
-        ms_per_step=round(1e3 * stream, 3),
-        ms_synchronised=dict(median=round(1e3 * median, 3), low=round(1e3 * low, 3), high=round(1e3 * high, 3)),
+        images_per_s=round(args.batch * args.steps / seconds, 1),
+        ms_per_step=round(1e3 * seconds / args.steps, 3),
+        ms_synchronised=dict(median=round(median, 3), low=round(low, 3), high=round(high, 3)),
         peak_gib=round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
         start_up_s=round(ready, 1),
         torch=torch.__version__,
