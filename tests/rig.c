@@ -97,6 +97,28 @@ int64_t rig_count(const rig *r, dnr_tid t)
     return dnri_count(dnri_desc(r->g, t));
 }
 
+int rig_count_ops(const dnr_graph *g, const dnri_op_def *def)
+{
+    int n = 0;
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        n += dnri_graph_op_c(g, i)->def == def;
+    return n;
+}
+
+dnr_device *rig_ref;
+
+int rig_open_ref(void **state)
+{
+    OK(dnr_device_open("ref", &rig_ref));
+    return 0;
+}
+
+int rig_close_ref(void **state)
+{
+    dnr_device_close(rig_ref);
+    return 0;
+}
+
 double rig_error(const double *a, const double *b, int64_t n)
 {
     double diff = 0, norm = 0;

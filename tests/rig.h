@@ -46,6 +46,13 @@ void rig_write(rig *r, dnr_tid t, const double *v);
 void rig_run(rig *r); /* and wait */
 void rig_read(rig *r, dnr_tid t, double *v);
 int64_t rig_count(const rig *r, dnr_tid t);
+/* How many ops of a kind a graph has. */
+int rig_count_ops(const dnr_graph *g, const dnri_op_def *def);
+
+/* The reference device, and the set-up and tear-down of a group of tests on it. */
+extern dnr_device *rig_ref;
+int rig_open_ref(void **state);
+int rig_close_ref(void **state);
 
 /* ‖a − b‖ / ‖b‖, or ‖a‖ where b is 0; a NaN agrees with a NaN, and with nothing else (gives infinity). */
 double rig_error(const double *a, const double *b, int64_t n);

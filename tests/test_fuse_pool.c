@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static dnr_device *ref;
-
 enum { N = 2, SIDE = 8, C = 5, PIXELS = N * SIDE * SIDE * 3 };
 typedef enum form { PLAIN, FUSED, SPLIT, FORMS } form;
 
@@ -18,18 +16,10 @@ typedef struct stem {
     dnr_tid x, labels, pre, y; /* picture, what the norm reads, what the pool gives */
 } stem;
 
-static int count_ops(const dnr_graph *g, const dnri_op_def *def)
-{
-    int n = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        n += dnri_graph_op_c(g, i)->def == def;
-    return n;
-}
-
 /* A stem and, behind the pool, two readers, whose gradients add up. */
 static void stem_open(stem *t, const dnr_norm_opts *norm, bool residual)
 {
-    rig_open(&t->r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&t->r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_graph *g = t->r.g;
     dnri_tensor picture = {
         .name = "x", .desc = dnri_desc4(DNR_F64, N, SIDE, SIDE, 3), .param = -1, .keep = true};
@@ -76,7 +66,7 @@ typedef struct result {
 static double *read_slab(rig *r, dnri_role role, int64_t n)
 {
     double *v = malloc((size_t)n * sizeof *v);
-    OK(dnri_copy_now(ref, v, dnri_store_ptr(r->store, role, -1), (size_t)n * sizeof *v));
+    OK(dnri_copy_now(rig_ref, v, dnri_store_ptr(r->store, role, -1), (size_t)n * sizeof *v));
     return v;
 }
 
@@ -100,17 +90,17 @@ static result run(form f, bool add)
     if (add)
         OK(dnri_fuse_gradient_add(t.r.g));
     const bool fused = f != PLAIN;
-    assert_int_equal(count_ops(t.r.g, &dnri_def_norm_pool_train), fused);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_norm_pool_bwd), fused);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_max_pool), !fused);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_max_pool_bwd), !fused);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_norm_bwd), fused ? 1 : 2);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_add), !add || !fused);
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_norm_pool_train), fused);
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_norm_pool_bwd), fused);
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_max_pool), !fused);
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_max_pool_bwd), !fused);
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_norm_bwd), fused ? 1 : 2);
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_add), !add || !fused);
     if (f == SPLIT) {
         split_all(t.r.g);
-        assert_int_equal(count_ops(t.r.g, &dnri_def_norm_pool_train), 0);
-        assert_int_equal(count_ops(t.r.g, &dnri_def_norm_train), 2);
-        assert_int_equal(count_ops(t.r.g, &dnri_def_max_pool_bwd), 1);
+        assert_int_equal(rig_count_ops(t.r.g, &dnri_def_norm_pool_train), 0);
+        assert_int_equal(rig_count_ops(t.r.g, &dnri_def_norm_train), 2);
+        assert_int_equal(rig_count_ops(t.r.g, &dnri_def_max_pool_bwd), 1);
     }
     rig_keep(&t.r, t.y);
     rig_plan(&t.r, true, false);
@@ -187,7 +177,7 @@ static void test_limits(void **state)
         const int n = dnri_graph_ops(g);
         OK(dnri_fuse_norm_pool(g));
         assert_int_equal(dnri_graph_ops(g), n);
-        assert_int_equal(count_ops(g, &dnri_def_max_pool), 1);
+        assert_int_equal(rig_count_ops(g, &dnri_def_max_pool), 1);
         rig_close(&t.r);
     }
 }
@@ -219,7 +209,7 @@ static void test_clone(void **state)
     rig r;
     dnr_tid in[5], out[4] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
     dnr_tid again[2] = {DNRI_NONE, DNRI_NONE};
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     for (int i = 0; i < 5; i++)
         in[i] = rig_leaf(&r, "in", i == 0 ? d : v);
     OK(dnri_emit(r.g, &dnri_def_norm_pool_train, "l", &a, sizeof a, 5, in, 4, out));
@@ -264,7 +254,7 @@ static void test_errors(void **state)
     for (int wrong = 0; wrong < 3; wrong++) {
         rig r;
         dnr_tid in[5], out[4] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
-        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
         for (int i = 0; i < 5; i++)
             in[i] = rig_leaf(&r, "in",
                              i ? dnri_desc1(DNR_F64, wrong == 2 && i == 2 ? C + 1 : C)
@@ -278,18 +268,6 @@ static void test_errors(void **state)
     }
 }
 
-static int open_ref(void **state)
-{
-    OK(dnr_device_open("ref", &ref));
-    return 0;
-}
-
-static int close_ref(void **state)
-{
-    dnr_device_close(ref);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,5 +275,5 @@ int main(void)
         cmocka_unit_test(test_saves_memory), cmocka_unit_test(test_clone),
         cmocka_unit_test(test_errors),
     };
-    return cmocka_run_group_tests(tests, open_ref, close_ref);
+    return cmocka_run_group_tests(tests, rig_open_ref, rig_close_ref);
 }

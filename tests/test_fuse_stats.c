@@ -8,16 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static dnr_device *ref;
-
-static int count_ops(const dnr_graph *g, const dnri_op_def *def)
-{
-    int n = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        n += dnri_graph_op_c(g, i)->def == def;
-    return n;
-}
-
 /* A model under training: forward, backward and rewrites. */
 typedef struct net {
     rig r;
@@ -32,14 +22,14 @@ static void net_open(net *t, const char *name, int side, dnr_fusion fusion, dnr_
     dnri_tensor picture = {
         .name = "x", .desc = dnri_desc4(DNR_F64, BATCH, side, side, 3), .param = -1, .keep = true};
     dnri_model_fn model;
-    rig_open(&t->r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&t->r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_graph *g = t->r.g;
     t->x = dnri_graph_new_tensor(g, &picture);
     t->labels = rig_leaf(&t->r, "labels", dnri_desc4(DNR_I32, BATCH, 1, 1, 1));
     OK(dnri_model_find(name, &model));
     OK(dnri_model_loss(g, model(g, t->x, &o), t->labels, 0.1, 1.0 / BATCH));
     OK(dnri_graph_backward(g));
-    OK(dnri_model_fuse(g, ref, &(dnri_fuse_opts){fusion, recompute, true, 1}));
+    OK(dnri_model_fuse(g, rig_ref, &(dnri_fuse_opts){fusion, recompute, true, 1}));
     OK(dnri_rewrite_recompute(g, recompute));
 }
 
@@ -64,9 +54,9 @@ static double *net_run(net *t, int64_t *n)
     free(x);
     *n = flat + buffers;
     out = malloc((size_t)*n * sizeof *out);
-    OK(dnri_copy_now(ref, out, dnri_store_ptr(r->store, DNRI_GRAD, -1),
+    OK(dnri_copy_now(rig_ref, out, dnri_store_ptr(r->store, DNRI_GRAD, -1),
                      (size_t)flat * sizeof *out));
-    OK(dnri_copy_now(ref, out + flat, dnri_store_ptr(r->store, DNRI_BUFFER, -1),
+    OK(dnri_copy_now(rig_ref, out + flat, dnri_store_ptr(r->store, DNRI_BUFFER, -1),
                      (size_t)buffers * sizeof *out));
     rig_close(r);
     return out;
@@ -140,9 +130,9 @@ static void test_graph(void **state)
             }
         }
         /* the stem's statistics are made where its pool is */
-        assert_int_equal(count_ops(g, &dnri_def_conv_stats) - clones, fused ? 52 : 0);
+        assert_int_equal(rig_count_ops(g, &dnri_def_conv_stats) - clones, fused ? 52 : 0);
         assert_true(fused ? clones > 0 : clones == 0);
-        assert_true(fused == (count_ops(g, &dnri_def_conv) == 1));
+        assert_true(fused == (rig_count_ops(g, &dnri_def_conv) == 1));
         rig_close(&t.r);
     }
 }
@@ -156,15 +146,15 @@ static void test_limits(void **state)
     OK(dnr_device_open("cpu", &cpu));
     for (int mode = 0; mode < MODES; mode++) {
         rig r;
-        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
         const dnr_tid x = rig_leaf(&r, "x", dnri_desc4(DNR_F64, 2, 3, 3, 4));
         const dnr_tid y = dnr_conv(r.g, "c", x, &(dnr_conv_opts){4, 3, 1, 1});
         dnr_norm(r.g, "b", mode == RESIDUAL ? x : y, mode == RESIDUAL ? y : DNRI_NONE,
                  &(dnr_norm_opts){.relu = true});
         if (mode == READ)
             dnri_add(r.g, "a", y, x);
-        OK(dnri_fuse_statistics(r.g, mode == LACKING ? cpu : ref));
-        assert_int_equal(count_ops(r.g, &dnri_def_conv_stats), mode == SOLE);
+        OK(dnri_fuse_statistics(r.g, mode == LACKING ? cpu : rig_ref));
+        assert_int_equal(rig_count_ops(r.g, &dnri_def_conv_stats), mode == SOLE);
         assert_int_equal(dnri_graph_op_c(r.g, 1)->n_in, mode == SOLE ? 8 : 6);
         rig_close(&r);
     }
@@ -206,7 +196,7 @@ static void test_mask_limits(void **state)
     for (int mode = 0; mode < MODES; mode++) {
         const dnr_norm_opts o = {.relu = mode != LINEAR};
         rig r;
-        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
         const dnr_desc d = dnri_desc4(DNR_F64, 2, 3, 3, mode == ODD ? 12 : 16);
         const dnr_tid x = rig_leaf(&r, "x", d), res = rig_leaf(&r, "res", d);
         const dnr_tid labels = rig_leaf(&r, "labels", dnri_desc4(DNR_I32, 2, 1, 1, 1));
@@ -214,7 +204,7 @@ static void test_mask_limits(void **state)
         y = dnr_dense(r.g, "fc", dnr_global_avg_pool(r.g, "p", y), 3);
         OK(dnri_model_loss(r.g, y, labels, 0, 1));
         OK(dnri_graph_backward(r.g));
-        OK(dnri_fuse_masks(r.g, mode == LACKING ? cpu : ref));
+        OK(dnri_fuse_masks(r.g, mode == LACKING ? cpu : rig_ref));
         assert_int_equal(dnri_graph_op_c(r.g, 0)->n_out, mode == SOLE ? 4 : 3);
         rig_close(&r);
     }
@@ -226,7 +216,7 @@ static void test_norm_with_sums(void **state)
 {
     const dnri_norm_attr a = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, true};
     rig r;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_tid in[8], out[3] = {DNRI_NONE, DNRI_NONE, DNRI_NONE};
     in[0] = rig_leaf(&r, "x", dnri_desc4(DNR_F64, 2, 3, 3, 4));
     for (int i = 1; i < 8; i++)
@@ -246,18 +236,6 @@ static void test_norm_with_sums(void **state)
     rig_close(&r);
 }
 
-static int open_ref(void **state)
-{
-    OK(dnr_device_open("ref", &ref));
-    return 0;
-}
-
-static int close_ref(void **state)
-{
-    dnr_device_close(ref);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -266,5 +244,5 @@ int main(void)
         cmocka_unit_test(test_norm_with_sums), cmocka_unit_test(test_masks),
         cmocka_unit_test(test_mask_limits),
     };
-    return cmocka_run_group_tests(tests, open_ref, close_ref);
+    return cmocka_run_group_tests(tests, rig_open_ref, rig_close_ref);
 }

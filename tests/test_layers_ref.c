@@ -10,8 +10,6 @@
 #define GOLDEN_BOUND 1e-10
 #define DIFF_BOUND   1e-6
 
-static dnr_device *ref;
-
 /* ---- one layer, built as models build it */
 
 enum { MAX_SLOTS = 12 };
@@ -139,7 +137,7 @@ static void chain_open(chain *c, json_t *json)
     for (size_t i = 0; i < 4; i++)
         n[i] = json_integer_value(json_array_get(shape, i));
     c->loss = strcmp(op, "loss") == 0;
-    rig_open(&c->r, ref, DNR_PRECISION_AUTO, training);
+    rig_open(&c->r, rig_ref, DNR_PRECISION_AUTO, training);
     const dnr_desc d = dnri_desc4(DNR_F64, n[0], n[1], n[2], n[3]);
     dnr_tid x = rig_leaf(&c->r, "x", d), extra = DNRI_NONE;
     add_tensor(c, "x", x);
@@ -349,7 +347,7 @@ static void sgd_case(json_t *json)
     rig r;
     double v[8], want[8];
     size_t s;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     for (int i = 0; i < 3; i++)
         assert_true(dnri_param_tensor(r.g, DNRI_WEIGHT, &protos[i]) >= 0);
     OK(dnri_emit_update(
@@ -415,18 +413,6 @@ static void test_sgd(void **state)
     assert_true(checked >= 4);
 }
 
-static int open_ref(void **state)
-{
-    OK(dnr_device_open("ref", &ref));
-    return 0;
-}
-
-static int close_ref(void **state)
-{
-    dnr_device_close(ref);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -434,5 +420,5 @@ int main(void)
         cmocka_unit_test(test_finite_differences),
         cmocka_unit_test(test_sgd),
     };
-    return cmocka_run_group_tests(tests, open_ref, close_ref);
+    return cmocka_run_group_tests(tests, rig_open_ref, rig_close_ref);
 }

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static dnr_device *ref;
-
 /* ---- split forms, fused forms and clones against the plain graph */
 
 /* Fills the leaves with fixed values of their own. */
@@ -51,7 +49,7 @@ static void run_norm(const dnri_op_def *def, bool relu, bool residual, bool spli
     const dnri_norm_attr a = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, relu};
     const int n_out = def == &dnri_def_norm_train ? 3 : 1;
     rig r;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_tid in[6], out[3] = {DNRI_NONE, DNRI_NONE, DNRI_NONE};
     for (int i = 0; i < 6; i++)
         in[i] = i == 3 && !residual ? DNRI_NONE : rig_leaf(&r, "in", i == 0 || i == 3 ? d : vector);
@@ -80,7 +78,7 @@ static void run_norm_bwd(bool relu, bool residual, bool dy2, bool split, outs *o
     const dnr_desc d = dnri_desc4(DNR_F64, 2, 3, 4, 5), vector = dnri_desc1(DNR_F64, 5);
     const dnri_norm_bwd_attr a = {relu, residual};
     rig r;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_tid in[8], out[4] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
     for (int i = 0; i < 8; i++)
         in[i] = (i == 1 && !relu) || (i == 3 && !dy2) ? DNRI_NONE
@@ -145,7 +143,7 @@ static void test_split_equals_fused(void **state)
 static void test_plain_ops_do_not_split(void **state)
 {
     rig r;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_tid x = rig_leaf(&r, "x", dnri_desc4(DNR_F64, 2, 2, 2, 3));
     dnr_norm(r.g, "bn", x, DNRI_NONE, &(dnr_norm_opts){0});
     const dnri_op op = *dnri_graph_op(r.g, 0);
@@ -158,7 +156,7 @@ static void test_recompute_clone(void **state)
 {
     for (int form = 0; form < 4; form++) {
         rig r;
-        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
         const dnr_desc d = dnri_desc4(DNR_F64, 2, 3, 4, 5);
         dnr_tid x = rig_leaf(&r, "x", d), res = form & 2 ? rig_leaf(&r, "res", d) : DNRI_NONE;
         dnr_tid y = dnr_norm(r.g, "bn", x, res, &(dnr_norm_opts){.relu = form & 1}), z = DNRI_NONE;
@@ -198,7 +196,7 @@ typedef struct network {
 static void network_open(network *t, bool linear, bool fused)
 {
     dnr_graph *g;
-    rig_open(&t->r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&t->r, rig_ref, DNR_PRECISION_AUTO, true);
     g = t->r.g;
     dnri_tensor picture = {
         .name = "x", .desc = dnri_desc4(DNR_F64, 2, 6, 6, 3), .param = -1, .keep = true};
@@ -220,20 +218,12 @@ static void network_open(network *t, bool linear, bool fused)
         OK(dnri_fuse_gradient_add(g));
 }
 
-static int count_ops(const dnr_graph *g, const dnri_op_def *def)
-{
-    int n = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        n += dnri_graph_op_c(g, i)->def == def;
-    return n;
-}
-
 static void network_grads(bool linear, bool fused, double **grad, int64_t *n)
 {
     static const double labels[] = {2, 0};
     network t;
     network_open(&t, linear, fused);
-    assert_int_equal(count_ops(t.r.g, &dnri_def_add), fused ? linear : 2);
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_add), fused ? linear : 2);
     rig_plan(&t.r, true, false);
     rig_bind(&t.r);
     OK(dnri_store_init(t.r.store, 5));
@@ -243,7 +233,7 @@ static void network_grads(bool linear, bool fused, double **grad, int64_t *n)
     rig_run(&t.r);
     *n = dnri_params_flat(t.r.params);
     *grad = malloc((size_t)*n * sizeof **grad);
-    OK(dnri_copy_now(ref, *grad, dnri_store_ptr(t.r.store, DNRI_GRAD, -1),
+    OK(dnri_copy_now(rig_ref, *grad, dnri_store_ptr(t.r.store, DNRI_GRAD, -1),
                      (size_t)*n * sizeof **grad));
     rig_close(&t.r);
 }
@@ -270,7 +260,7 @@ static void test_fusion_limits(void **state)
     for (int mode = 0; mode < MODES; mode++) {
         const dnri_norm_bwd_attr a = {false, false};
         rig r;
-        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
         dnr_tid t[3], v[4], out[4] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE}, z = DNRI_NONE;
         for (int i = 0; i < 3; i++)
             t[i] = rig_leaf(&r, "t", d);
@@ -286,7 +276,7 @@ static void test_fusion_limits(void **state)
         OK(dnri_emit(r.g, &dnri_def_norm_bwd, "l", &a, sizeof a, 8, in, 4, out));
         OK(dnri_fuse_gradient_add(r.g));
         const dnri_op *last = dnri_graph_op(r.g, dnri_graph_ops(r.g) - 1);
-        assert_int_equal(count_ops(r.g, &dnri_def_add), mode != SOLE);
+        assert_int_equal(rig_count_ops(r.g, &dnri_def_add), mode != SOLE);
         assert_int_equal(last->in[2], mode == SOLE ? t[0] : sum);
         assert_int_equal(last->in[3], mode == SOLE ? t[1] : dy2);
         rig_close(&r);
@@ -316,7 +306,7 @@ static void test_gradient_order(void **state)
 static void test_evaluation_graph(void **state)
 {
     rig r;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, false);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, false);
     dnr_tid x =
         rig_leaf(&r, "x", dnri_desc4(DNR_F64, 1, 1, 1, 3)); /* one value a channel will do */
     assert_true(dnr_norm(r.g, "bn", x, DNRI_NONE, &(dnr_norm_opts){0}) >= 0);
@@ -350,7 +340,7 @@ static dnri_state count(int64_t n, int64_t k, const double *logits, const double
 {
     rig r;
     dnri_state s;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_tid x = rig_leaf(&r, "x", dnri_desc4(DNR_F64, n, 1, 1, k));
     dnr_tid l = rig_leaf(&r, "labels", dnri_desc4(DNR_I32, n, 1, 1, 1));
     dnr_loss(r.g, x, l, DNRI_NONE, &(dnr_loss_opts){0, 1});
@@ -410,7 +400,7 @@ static void expect_error(rig *r, dnr_tid got, const char *a, const char *b)
 
 static dnr_tid start(rig *r, int64_t n, int64_t h, int64_t w, int64_t c)
 {
-    rig_open(r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(r, rig_ref, DNR_PRECISION_AUTO, true);
     return rig_leaf(r, "x", dnri_desc4(DNR_F64, n, h, w, c));
 }
 
@@ -454,18 +444,6 @@ static void test_errors(void **state)
     expect_error(&r, dnr_dense(r.g, "third", dnr_global_avg_pool(r.g, "p", y), 10), "first", "0");
 }
 
-static int open_ref(void **state)
-{
-    OK(dnr_device_open("ref", &ref));
-    return 0;
-}
-
-static int close_ref(void **state)
-{
-    dnr_device_close(ref);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -480,5 +458,5 @@ int main(void)
         cmocka_unit_test(test_correct),
         cmocka_unit_test(test_errors),
     };
-    return cmocka_run_group_tests(tests, open_ref, close_ref);
+    return cmocka_run_group_tests(tests, rig_open_ref, rig_close_ref);
 }

@@ -25,14 +25,6 @@ typedef struct net {
     void *slot;
 } net;
 
-static int count_ops(const dnr_graph *g, const dnri_op_def *def)
-{
-    int n = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        n += dnri_graph_op_c(g, i)->def == def;
-    return n;
-}
-
 static const dnr_conv_opts stem = {K, 7, 2, 3};
 
 static void net_open(net *t, dnr_device *dev, dnr_precision p, int64_t n, int64_t h, int64_t w,
@@ -110,8 +102,8 @@ static result run(net *t, int64_t n, int64_t h, int64_t w)
 
 static int packed_ops(const dnr_graph *g)
 {
-    return count_ops(g, &dnri_def_packed_ingest) + count_ops(g, &dnri_def_packed_conv) +
-           count_ops(g, &dnri_def_packed_conv_wgrad);
+    return rig_count_ops(g, &dnri_def_packed_ingest) + rig_count_ops(g, &dnri_def_packed_conv) +
+           rig_count_ops(g, &dnri_def_packed_conv_wgrad);
 }
 
 /* Bounds: pictures and weights are rounded to the compute type alike in both forms, so that on the device only the
@@ -140,7 +132,7 @@ static void test_equals_plain(void **state)
                 continue;
             }
             assert_int_equal(packed_ops(t.r.g), 3);
-            assert_int_equal(count_ops(t.r.g, &dnri_def_ingest), 0);
+            assert_int_equal(rig_count_ops(t.r.g, &dnri_def_ingest), 0);
             result got = run(&t, n, h, w);
             const double y = rig_error(got.y, want.y, got.n_y);
             const double dw = rig_error(got.dw, want.dw, got.n_dw);
