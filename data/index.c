@@ -249,12 +249,15 @@ dnr_status dnri_index_finish(dnri_index *x, const dnr_source_opts *o, dnr_source
     s->ops = &ops;
     s->count = x->n;
     if (s->class_names && o->classes > 0 && s->classes != o->classes) {
+        char names[160];
+        snprintf(names, sizeof names, s->classes > 1 ? "%.64s … %.64s" : "%.64s", s->class_names[0],
+                 s->class_names[s->classes - 1]);
         st = DNR_FAIL(
             DNR_EDATA,
             "set model.classes to the number of class folders, or point data.train and data.val "
             "at the right folder",
-            "%s has %d classes (%s … %s), but %d are expected", s->root, s->classes,
-            s->class_names[0], s->class_names[s->classes - 1], o->classes);
+            "%s has %d class%s (%s), but %d are expected", s->root, s->classes,
+            s->classes > 1 ? "es" : "", names, o->classes);
         goto out;
     }
     XXH3_state_t *h = XXH3_createState();

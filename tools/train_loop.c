@@ -10,11 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    BAD_SHOWN =
-        10, /* bad pictures named on the screen at the end of an epoch; all are in metrics.jsonl */
-};
-
 static volatile sig_atomic_t stop_signal;
 
 static void on_signal(int sig)
@@ -81,18 +76,26 @@ static void fade(sums *a, double keep)
 
 /* ---------------------------------------------------------------- progress */
 
+/* Of one evaluation; before the first, a forward pass for each picture: a third of what training on it takes. */
+static double one_eval(const loop *l, double train)
+{
+    const session *s = l->s;
+    if (!s->val)
+        return 0;
+    if (l->evals)
+        return l->eval_seconds / l->evals;
+    double per_picture = train / (double)l->seen / (double)s->global_batch;
+    return per_picture / 3 * (double)dnr_source_count(s->val) * (s->cfg.train.ema > 0 ? 2 : 1);
+}
+
 static double seconds_left(const loop *l)
 {
     const session *s = l->s;
-    double train = tool_now() - l->started - l->eval_seconds, left;
-    left = train / (double)l->seen * (double)(s->steps - l->seen);
-    if (l->evals) {
-        int64_t every = s->cfg.run.eval_every;
-        double epochs =
-            (double)(s->steps - l->seen) * (double)s->global_batch / (double)s->epoch_samples;
-        left += l->eval_seconds / l->evals * (every ? ceil(epochs / (double)every) : 1);
-    }
-    return left;
+    double train = tool_now() - l->started - l->eval_seconds;
+    int64_t every = s->cfg.run.eval_every, steps = s->steps - l->seen;
+    double epochs = (double)steps * (double)s->global_batch / (double)s->epoch_samples;
+    return train / (double)l->seen * (double)steps +
+           one_eval(l, train) * (every ? ceil(epochs / (double)every) : 1);
 }
 
 static void show_progress(const loop *l, double now)
@@ -174,7 +177,8 @@ out:
 
 /* ---------------------------------------------------------------- ends of epochs */
 
-/* Names the bad pictures met since the last report. */
+/* Counts the bad pictures, and lists those met since the last report among the records. The loader's log has named
+ * them on the screen. */
 static dnr_status report_bad(loop *l, dnr_loader *loader, int which)
 {
     static const char *const names[] = {"data.train", "data.val"};
@@ -185,18 +189,15 @@ static dnr_status report_bad(loop *l, dnr_loader *loader, int which)
     if (stats.bad <= l->bad[which])
         return DNR_OK;
     json_t *list = json_array();
-    screen_print("%s: %lld bad picture%s so far, %s:", names[which], (long long)stats.bad,
-                 stats.bad == 1 ? "" : "s", which ? "not counted" : "replaced by others");
+    screen_print("%s: %lld bad picture%s so far, %s; listed in %s/metrics.jsonl", names[which],
+                 (long long)stats.bad, stats.bad == 1 ? "" : "s",
+                 which ? "not counted" : "replaced by others", l->dir->path);
     for (int64_t i = l->bad[which]; i < stats.bad; i++) {
         const dnr_bad_sample *b = &stats.bad_list[i];
-        if (i - l->bad[which] < BAD_SHOWN)
-            screen_print("  %s: %s", b->name, b->reason);
         json_array_append_new(list,
                               json_pack("{s:o, s:o, s:I}", "name", rundir_text(b->name), "reason",
                                         rundir_text(b->reason), "times", (json_int_t)b->times));
     }
-    if (stats.bad - l->bad[which] > BAD_SHOWN)
-        screen_print("  … all of them are in %s/metrics.jsonl", l->dir->path);
     l->bad[which] = stats.bad;
     return rundir_record(l->dir,
                          json_pack("{s:s, s:s, s:I, s:I, s:o}", "event", "bad_pictures", "source",
