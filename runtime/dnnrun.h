@@ -147,7 +147,7 @@ typedef struct dnr_loader_opts {
     dnr_on_error on_error;
     int64_t max_bad;    /* more bad samples than this stop the run; < 0 = no limit */
     int64_t max_pixels; /* a picture with more is bad; 0 = 178956970 (Pillow's limit) */
-    int threads;        /* decoding threads; 0 = one for each core, at most 16; a quarter where the
+    int threads;        /* decoding threads; 0 = one for each core, at most 16; fewer where the
                            device is the CPU */
     int prefetch;       /* batches decoded ahead; 0 = 3 */
     double timeout_s;   /* longest wait for one batch; 0 = 300 */

@@ -97,8 +97,8 @@ const cfg_key cfg_keys[] = {
     INT("data.max_pixels", data.max_pixels, 1, 1e12, "178956970", "pixels",
         "A picture with more is bad. The default is Pillow's limit."),
     INT("data.threads", data.threads, 0, 256, "0", "threads",
-        "Threads that decode. 0: one for each core, at most 16; one for every four where the CPU "
-        "computes, which they leave the cores to."),
+        "Threads that decode. 0: one for each core, at most 16; where the CPU computes, which they "
+        "give way to, one for each core that it leaves, or for every four that it takes."),
     INT("data.prefetch", data.prefetch, 0, 1024, "0", "batches", "Batches decoded ahead. 0: 3."),
     BOOL("data.shuffle", data.shuffle, "true",
          "Visit the training pictures in a new random order each epoch. The order depends on "
