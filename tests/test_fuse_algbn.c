@@ -25,8 +25,8 @@ static int count_ops(const dnr_graph *g, const dnri_op_def *def)
 
 typedef struct block {
     int width, out, stride;
-    bool relu;  /* the last norm's */
-    bool plain; /* no residual */
+    bool relu;     /* the last norm's */
+    bool residual; /* the shortcut */
 } block;
 
 typedef struct net {
@@ -60,7 +60,7 @@ static dnr_tid bottleneck(dnr_graph *g, int index, const block *b, dnr_tid x)
     snprintf(name, sizeof name, "block%d", index);
     dnri_graph_scope(g, index, index);
     dnr_tid skip = x;
-    if (b->plain)
+    if (!b->residual)
         skip = DNRI_NONE;
     else if (b->stride > 1 || dnri_desc(g, x)->dim[3] != b->out)
         skip = conv_norm(g, name, 4, x, (dnr_conv_opts){b->out, 1, b->stride, 0}, DNRI_NONE, false);
@@ -176,32 +176,32 @@ static double worst_error(const rig *r, const double *a, const double *b, const 
 
 static const net nets[] = {
     /* projection, then identity, then a strided projection; an odd number of rows */
-    {.blocks = {{4, 16, 1, true}, {4, 16, 1, true}, {8, 32, 2, true}},
+    {.blocks = {{4, 16, 1, true, true}, {4, 16, 1, true, true}, {8, 32, 2, true, true}},
      .n_blocks = 3,
      .n = 3,
      .h = 7,
      .w = 5},
     /* without a ReLU at the end, without a residual, and neither */
-    {.blocks = {{4, 16, 1, false}, {8, 24, 2, true, true}, {8, 32, 1, false, true}},
+    {.blocks = {{4, 16, 1, false, true}, {8, 24, 2, true, false}, {8, 32, 1, false, false}},
      .n_blocks = 3,
      .n = 2,
      .h = 6,
      .w = 9},
     /* means far from 0 */
-    {.blocks = {{4, 16, 1, true}, {8, 32, 2, true}},
+    {.blocks = {{4, 16, 1, true, true}, {8, 32, 2, true, true}},
      .n_blocks = 2,
      .n = 4,
      .h = 8,
      .w = 8,
      .mean = 30},
-    {.blocks = {{4, 16, 1, true}, {8, 32, 2, true}},
+    {.blocks = {{4, 16, 1, true, true}, {8, 32, 2, true, true}},
      .n_blocks = 2,
      .n = 4,
      .h = 8,
      .w = 8,
      .no_gamma = true},
     /* channels that are no multiple of 8 have no mask */
-    {.blocks = {{3, 9, 2, true}, {5, 17, 1, true}, {5, 17, 1, true}},
+    {.blocks = {{3, 9, 2, true, true}, {5, 17, 1, true, true}, {5, 17, 1, true, true}},
      .n_blocks = 3,
      .n = 1,
      .h = 9,
@@ -481,7 +481,7 @@ static void test_shapes(void **state)
 /* Operations are counted: of one layer those of the three plain ops, and what the small products add. */
 static void test_flops(void **state)
 {
-    const net t = {.blocks = {{4, 16, 1, true}}, .n_blocks = 1, .n = 2, .h = 6, .w = 6};
+    const net t = {.blocks = {{4, 16, 1, true, true}}, .n_blocks = 1, .n = 2, .h = 6, .w = 6};
     const double M = 72, K = 16, C = 4,
                  C1 = 8; /* the block's end; its projection is of 8 channels */
     double sum = 0;
