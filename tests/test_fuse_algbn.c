@@ -11,16 +11,6 @@
 
 #define ANY_SIZE (-1) /* algbn_rows */
 
-static dnr_device *ref;
-
-static int count_ops(const dnr_graph *g, const dnri_op_def *def)
-{
-    int n = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        n += dnri_graph_op_c(g, i)->def == def;
-    return n;
-}
-
 /* ---- a network under training: a picture, blocks, pool, fully connected layer, loss */
 
 typedef struct block {
@@ -87,7 +77,7 @@ static dnr_tid forward(dnr_graph *g, const net *t, dnr_tid x)
 
 static void build(built *b, const net *t, const dnri_fuse_opts *o)
 {
-    rig_open(&b->r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&b->r, rig_ref, DNR_PRECISION_AUTO, true);
     dnr_graph *g = b->r.g;
     dnri_tensor picture = {
         .name = "x", .desc = dnri_desc4(DNR_F64, t->n, t->h, t->w, 3), .param = -1, .keep = true};
@@ -95,7 +85,7 @@ static void build(built *b, const net *t, const dnri_fuse_opts *o)
     b->labels = rig_leaf(&b->r, "labels", dnri_desc4(DNR_I32, t->n, 1, 1, 1));
     OK(dnri_model_loss(g, forward(g, t, b->x), b->labels, 0.1, 1.0 / (double)t->n));
     OK(dnri_graph_backward(g));
-    OK(dnri_model_fuse(g, ref, o));
+    OK(dnri_model_fuse(g, rig_ref, o));
     OK(dnri_rewrite_recompute(g, o->recompute));
 }
 
@@ -141,9 +131,9 @@ static double *run(built *b, const net *t, int64_t *n)
     free(labels);
     *n = flat + buffers;
     out = malloc((size_t)*n * sizeof *out);
-    OK(dnri_copy_now(ref, out, dnri_store_ptr(r->store, DNRI_GRAD, -1),
+    OK(dnri_copy_now(rig_ref, out, dnri_store_ptr(r->store, DNRI_GRAD, -1),
                      (size_t)flat * sizeof *out));
-    OK(dnri_copy_now(ref, out + flat, dnri_store_ptr(r->store, DNRI_BUFFER, -1),
+    OK(dnri_copy_now(rig_ref, out + flat, dnri_store_ptr(r->store, DNRI_BUFFER, -1),
                      (size_t)buffers * sizeof *out));
     return out;
 }
@@ -218,12 +208,12 @@ static void test_equal(void **state)
         const char *name = "";
         build(&plain, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_OFF});
         build(&fused, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_D2, .algbn_rows = ANY_SIZE});
-        assert_true(count_ops(fused.r.g, &dnri_def_algbn_dgrad) > 0);
+        assert_true(rig_count_ops(fused.r.g, &dnri_def_algbn_dgrad) > 0);
         double *a = run(&plain, &nets[i], &n), *b = run(&fused, &nets[i], &m);
         assert_int_equal(n, m);
         const double error = worst_error(&fused.r, b, a, &name);
         print_message("network %d: %d layers algebraic; the largest error is %.1e, of %s\n", i,
-                      count_ops(fused.r.g, &dnri_def_algbn_dgrad), error, name);
+                      rig_count_ops(fused.r.g, &dnri_def_algbn_dgrad), error, name);
         assert_true(error > 0 && error < 1e-9);
         free(a);
         free(b);
@@ -298,9 +288,9 @@ static void test_kept(void **state)
             if (d2 || recompute == DNR_RECOMPUTE_NONE || recompute == DNR_RECOMPUTE_CHEAP)
                 assert_int_equal(late, d2 ? 0 : 16);
             /* 16 ends of blocks and 4 projections, three of which stride */
-            assert_int_equal(count_ops(b.r.g, &dnri_def_algbn_dgrad), d2 ? 20 : 0);
-            assert_int_equal(count_ops(b.r.g, &dnri_def_norm_dz), d2 ? 16 : 0);
-            assert_int_equal(count_ops(b.r.g, &dnri_def_shortcut_bwd), d2 ? 3 : 0);
+            assert_int_equal(rig_count_ops(b.r.g, &dnri_def_algbn_dgrad), d2 ? 20 : 0);
+            assert_int_equal(rig_count_ops(b.r.g, &dnri_def_norm_dz), d2 ? 16 : 0);
+            assert_int_equal(rig_count_ops(b.r.g, &dnri_def_shortcut_bwd), d2 ? 3 : 0);
             rig_close(&b.r);
         }
     }
@@ -394,7 +384,7 @@ static void test_limits(void **state)
     OK(dnr_device_open("cpu", &cpu));
     for (int mode = 0; mode < MODES; mode++) {
         rig r;
-        rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+        rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
         dnr_graph *g = r.g;
         const dnr_conv_opts conv = {.out = mode == NARROW ? 4 : 8,
                                     .kernel = mode == KERNEL ? 3 : 1,
@@ -413,10 +403,10 @@ static void test_limits(void **state)
         for (int i = 0; i < dnri_graph_ops(g); i++)
             if (mode == KEPT && dnri_graph_op_c(g, i)->def == &dnri_def_norm_bwd)
                 dnri_keep(g, dnri_graph_op_c(g, i)->out[0]);
-        OK(dnri_fuse_algbn(g, mode == LACKING ? cpu : ref,
+        OK(dnri_fuse_algbn(g, mode == LACKING ? cpu : rig_ref,
                            mode == ROWS ? 5 : 4 / (1 + 3 * (mode == STRIDED))));
-        assert_int_equal(count_ops(g, &dnri_def_algbn_coef), mode < TAKEN);
-        assert_int_equal(count_ops(g, &dnri_def_norm_bwd), mode >= TAKEN);
+        assert_int_equal(rig_count_ops(g, &dnri_def_algbn_coef), mode < TAKEN);
+        assert_int_equal(rig_count_ops(g, &dnri_def_norm_bwd), mode >= TAKEN);
         rig_close(&r);
     }
     dnr_device_close(cpu);
@@ -428,7 +418,7 @@ static void test_shapes(void **state)
     const int64_t n = 2, C = 8, K = 16;
     const dnri_algbn_attr attr = {n * 9};
     rig r;
-    rig_open(&r, ref, DNR_PRECISION_AUTO, true);
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     const dnr_tid a = rig_leaf(&r, "a", dnri_desc4(DNR_F64, n, 3, 3, C));
     const dnr_tid dz = rig_leaf(&r, "dz", dnri_desc4(DNR_F64, n, 3, 3, K));
     const dnr_tid few = rig_leaf(&r, "few", dnri_desc4(DNR_F64, n, 3, 1, K));
@@ -498,18 +488,6 @@ static void test_flops(void **state)
     rig_close(&b.r);
 }
 
-static int open_ref(void **state)
-{
-    OK(dnr_device_open("ref", &ref));
-    return 0;
-}
-
-static int close_ref(void **state)
-{
-    dnr_device_close(ref);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -518,5 +496,5 @@ int main(void)
         cmocka_unit_test(test_limits), cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_flops),
     };
-    return cmocka_run_group_tests(tests, open_ref, close_ref);
+    return cmocka_run_group_tests(tests, rig_open_ref, rig_close_ref);
 }
