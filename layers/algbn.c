@@ -103,7 +103,8 @@ static double dgrad_flops(const dnr_graph *g, const dnri_op *op)
     return 2 * (double)dnri_count(a) * (double)(dz->dim[3] + a->dim[3]);
 }
 
-const dnri_op_def dnri_def_norm_dz = {.name = "norm.dz", .infer = dz_infer};
+const dnri_op_def dnri_def_norm_dz = {
+    .name = "norm.dz", .infer = dz_infer, .takes = {1u << Z_Y | 1u << Z_DY | 1u << Z_DY2}};
 const dnri_op_def dnri_def_gram = {.name = "gram", .infer = gram_infer, .flops = gram_flops};
 const dnri_op_def dnri_def_algbn_coef = {
     .name = "algbn.coef", .infer = coef_infer, .flops = coef_flops};

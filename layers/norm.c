@@ -123,6 +123,11 @@ static void train_reclone(const dnri_op *from, dnri_op *op)
     op->n_out = 1;
 }
 
+/* An elementwise pass may end where it began, and the place of a sum of gradients is that of one of them. dresidual
+ * is not written over x, which the pass for dx reads after it. */
+#define OVER_FORWARD (1u << X | 1u << RESIDUAL)
+#define OVER_BWD     (1u << B_Y | 1u << B_DY | 1u << B_DY2)
+
 static dnr_status cannot_split(const dnri_op *op)
 {
     return DNR_FAIL(DNR_EUSAGE, "use another device",
@@ -235,12 +240,17 @@ const dnri_op_def dnri_def_norm_train = {.name = "norm.train",
                                          .grad = train_grad,
                                          .expand = norm_expand,
                                          .reclone = train_reclone,
+                                         .takes = {OVER_FORWARD},
                                          .cheap = true};
 const dnri_op_def dnri_def_norm_apply = {
-    .name = "norm.apply", .infer = norm_infer, .expand = norm_expand};
+    .name = "norm.apply", .infer = norm_infer, .expand = norm_expand, .takes = {OVER_FORWARD}};
 const dnri_op_def dnri_def_norm_eval = {
-    .name = "norm.eval", .infer = norm_infer, .expand = norm_expand};
+    .name = "norm.eval", .infer = norm_infer, .expand = norm_expand, .takes = {OVER_FORWARD}};
 const dnri_op_def dnri_def_norm_bwd = {
-    .name = "norm.bwd", .infer = bwd_infer, .expand = bwd_expand};
-const dnri_op_def dnri_def_relu = {.name = "relu", .infer = relu_infer, .grad = relu_grad};
-const dnri_op_def dnri_def_relu_bwd = {.name = "relu.bwd", .infer = relu_bwd_infer};
+    .name = "norm.bwd",
+    .infer = bwd_infer,
+    .expand = bwd_expand,
+    .takes = {[B_DX] = 1u << B_X | OVER_BWD, [B_DRESIDUAL] = OVER_BWD}};
+const dnri_op_def dnri_def_relu = {
+    .name = "relu", .infer = relu_infer, .grad = relu_grad, .takes = {1}};
+const dnri_op_def dnri_def_relu_bwd = {.name = "relu.bwd", .infer = relu_bwd_infer, .takes = {3}};

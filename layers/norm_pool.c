@@ -116,5 +116,7 @@ const dnri_op_def dnri_def_norm_pool_train = {
     .name = "norm_pool.train", .infer = infer, .expand = expand, .reclone = reclone};
 const dnri_op_def dnri_def_norm_pool_apply = {
     .name = "norm_pool.apply", .infer = infer, .expand = expand};
-const dnri_op_def dnri_def_norm_pool_bwd = {
-    .name = "norm_pool.bwd", .infer = bwd_infer, .expand = bwd_expand};
+const dnri_op_def dnri_def_norm_pool_bwd = {.name = "norm_pool.bwd",
+                                            .infer = bwd_infer,
+                                            .expand = bwd_expand,
+                                            .takes = {[B_DX] = 1u << B_X}};

@@ -30,7 +30,10 @@ typedef struct dnri_step {
     void *ctx;
     size_t workspace; /* bytes */
     dnr_lane lane;
-    int launches;  /* kernels or primitives started by run */
+    int launches; /* kernels or primitives started by run */
+    bool
+        in_place; /* outputs may lie where def->takes says: no pass of the step reads an element of such an
+                      input after the output's was written there */
     char impl[64]; /* implementation chosen, for `dnnrun plan`: "cudnn engine 58",
                       "brgconv:avx512_core" */
 } dnri_step;
@@ -39,6 +42,7 @@ typedef struct dnri_lower_opts {
     bool deterministic;
     bool benchmark;       /* time candidates */
     size_t workspace_cap; /* bytes for one step */
+    bool apart;           /* no output lies over an input: for tests */
     const char *cache;    /* file of choices made by timing (choices.h); NULL: none */
 } dnri_lower_opts;
 

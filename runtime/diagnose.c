@@ -27,6 +27,9 @@ typedef struct search {
     void *raw; /* CHUNK elements */
     double *value;
     bool *spoilt; /* of each sample in the batch: the tensor found has such elements */
+    double *
+        size; /* by tensor of the program at hand: its largest magnitude when it was written, as another may lie
+                     in its place by now */
     /* where it began */
     bool found;
     dnri_phase phase;
@@ -106,6 +109,10 @@ static dnr_status reach(search *s, const dnri_plan *p, const dnri_op *op)
         survey v;
         if (op->in[k] < 0 || !is_float(dnri_desc(p->g, op->in[k])->dtype))
             continue;
+        if (dnri_graph_tensor(p->g, op->in[k])->home == DNRI_ARENA) {
+            s->reach = fmax(s->reach, s->size[op->in[k]]);
+            continue;
+        }
         DNR_TRY(look(s, dnri_plan_address(p, op->in[k]), dnri_desc(p->g, op->in[k]), 0, &v));
         s->reach = fmax(s->reach, magnitude(&v));
     }
@@ -126,6 +133,7 @@ static dnr_status check_outputs(search *s, const dnri_plan *p, const dnri_op *op
         bool by_sample = x->home == DNRI_ARENA && x->desc.dim[0] == batch;
         DNR_TRY(look(s, dnri_plan_address(p, t), &x->desc,
                      by_sample ? dnri_count(&x->desc) / batch : 0, &s->is));
+        s->size[t] = magnitude(&s->is);
         if (s->is.nan + s->is.inf == 0)
             continue;
         s->found = true;
@@ -144,6 +152,10 @@ static dnr_status replay(search *s, dnri_plan *p, void *const *cell)
 {
     dnr_trainer *t = s->t;
     DNR_TRY(dnri_copy_now(t->dev, dnri_store_ptr(t->store, DNRI_CELL, -1), cell, sizeof *cell));
+    free(s->size);
+    s->size = calloc((size_t)p->n_tensors + 1, sizeof *s->size);
+    if (!s->size)
+        return DNR_FAIL_NOMEM();
     for (int i = 0; i < p->n && !s->found; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
         if (op->phase == DNRI_UPDATE)
@@ -319,5 +331,6 @@ dnr_status dnri_trainer_diagnose(dnr_trainer *t, int64_t step, const dnri_state 
     free(s.raw);
     free(s.value);
     free(s.spoilt);
+    free(s.size);
     return st;
 }

@@ -44,7 +44,7 @@ static int fullest_op(const dnri_plan *p, size_t *bytes)
     for (int i = 0; i < p->n; i++) {
         size_t sum = 0;
         for (int k = 0; k < p->n_tensors + p->n; k++)
-            if (p->spans[k].first <= i && i <= p->spans[k].last)
+            if (p->spans[k].first <= i && i <= p->spans[k].last && !dnri_taken_over(p, k, i))
                 sum += p->spans[k].size;
         if (sum > *bytes) {
             *bytes = sum;
@@ -96,7 +96,8 @@ static void explain_memory(const dnri_plan *p, FILE *out)
     if (!order)
         return;
     for (int k = 0; k < p->n_tensors + p->n; k++)
-        if (p->spans[k].size && p->spans[k].first <= at && at <= p->spans[k].last)
+        if (p->spans[k].size && p->spans[k].first <= at && at <= p->spans[k].last &&
+            !dnri_taken_over(p, k, at))
             order[n++] = k;
     sort_plan = p;
     qsort(order, (size_t)n, sizeof *order, by_offset);
@@ -220,10 +221,12 @@ static json_t *json_memory(const dnri_plan *p)
     for (int k = 0; k < p->n_tensors + p->n; k++) {
         const dnri_span *s = &p->spans[k];
         if (s->size)
-            json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:i, s:i}", "tensor",
-                                                  span_name(p, k), "offset", (json_int_t)s->offset,
-                                                  "size", (json_int_t)s->size, "first", s->first,
-                                                  "last", s->last));
+            json_array_append_new(
+                list,
+                json_pack("{s:s, s:I, s:I, s:i, s:i, s:s*}", "tensor", span_name(p, k), "offset",
+                          (json_int_t)s->offset, "size", (json_int_t)s->size, "first", s->first,
+                          "last", s->last, "in_place_of",
+                          k < p->n_tensors && p->takes[k] >= 0 ? span_name(p, p->takes[k]) : NULL));
     }
     return list;
 }

@@ -341,7 +341,7 @@ static double add_flops(const dnr_graph *g, const dnri_op *op)
 }
 
 const dnri_op_def dnri_def_add = {
-    .name = "add", .infer = add_infer, .grad = add_grad, .flops = add_flops};
+    .name = "add", .infer = add_infer, .grad = add_grad, .flops = add_flops, .takes = {3}};
 
 dnr_tid dnri_add(dnr_graph *g, const char *name, dnr_tid a, dnr_tid b)
 {

@@ -37,15 +37,106 @@ static void find_lifetimes(dnri_plan *p)
             (dnri_span){.size = p->steps[i].workspace, .first = i, .last = i};
 }
 
-static dnr_status place(dnri_plan *p)
+/* ---- places */
+
+static bool may_share(const dnri_plan *p, dnr_tid t)
 {
-    p->n_tensors = dnri_graph_tensors(p->g);
-    p->spans = calloc((size_t)(p->n_tensors + p->n + 1), sizeof *p->spans);
-    if (!p->spans)
-        return DNR_FAIL_NOMEM();
+    return t >= 0 && p->spans[t].size && !dnri_graph_tensor(p->g, t)->keep;
+}
+
+/* May the output k of op i be written over its input j? `taken`: other outputs take those. */
+static bool can_take(const dnri_plan *p, int i, int k, int j, const bool *taken)
+{
+    const dnri_op *op = dnri_graph_op_c(p->g, i);
+    const dnr_tid from = op->in[j], to = op->out[k];
+    if (!may_share(p, from) || !may_share(p, to) || taken[from] || p->spans[from].last != i ||
+        p->spans[to].first != i || !dnri_desc_equal(dnri_desc(p->g, from), dnri_desc(p->g, to)))
+        return false;
+    for (int m = 0; m < op->n_in; m++) /* it may be read as another input, too */
+        if ((op->in[m] == from && !(op->def->takes[k] >> m & 1)) || op->in[m] == to)
+            return false;
+    return true;
+}
+
+/* Sets p->takes; where there is a choice the first input is taken, or the last. */
+static void share(dnri_plan *p, bool last, bool *taken)
+{
+    for (dnr_tid t = 0; t < p->n_tensors; t++) {
+        p->takes[t] = DNRI_NONE;
+        taken[t] = false;
+    }
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        for (int k = op->n_out - 1; p->steps[i].in_place && k >= 0; k--)
+            for (int m = 0; m < op->n_in; m++) {
+                const int j = last ? op->n_in - 1 - m : m;
+                if (!(op->def->takes[k] >> j & 1) || !can_take(p, i, k, j, taken))
+                    continue;
+                p->takes[op->out[k]] = op->in[j];
+                taken[op->in[j]] = true;
+                break;
+            }
+    }
+}
+
+/* Offsets for the lifetimes of the first n spans, those that take a place joined with the one they take. */
+static dnr_status offsets(dnri_plan *p, int n, dnri_span *joined, dnr_tid *root, size_t *peak)
+{
+    memcpy(joined, p->spans, (size_t)n * sizeof *joined);
+    for (dnr_tid t = 0; t < p->n_tensors; t++)
+        root[t] = t;
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        for (int k = 0; k < op->n_out; k++) {
+            const dnr_tid t = op->out[k];
+            if (t < 0 || p->takes[t] < 0)
+                continue;
+            root[t] = root[p->takes[t]];
+            joined[root[t]].last = p->spans[t].last;
+            joined[t] = (dnri_span){0};
+        }
+    }
+    return dnri_arena_plan(joined, n, DNRI_ARENA_ALIGN, peak);
+}
+
+/* Joined lives leave first fit less freedom, so it is tried with and without. */
+static dnr_status place(dnri_plan *p, bool apart)
+{
+    enum { APART, FIRST, LAST, WAYS };
+    const int n = p->n_tensors = dnri_graph_tensors(p->g);
+    const size_t spans = (size_t)(n + p->n + 1);
+    dnr_tid *root = malloc(((size_t)n + 1) * sizeof *root);
+    bool *taken = calloc((size_t)n + 1, sizeof *taken);
+    dnri_span *joined = calloc(spans, sizeof *joined);
+    size_t peak;
+    dnr_status st = DNR_OK;
+    p->spans = calloc(spans, sizeof *p->spans);
+    p->takes = malloc(((size_t)n + 1) * sizeof *p->takes);
+    if (!p->spans || !p->takes || !root || !taken || !joined) {
+        st = DNR_FAIL_NOMEM();
+        goto out;
+    }
     find_lifetimes(p);
-    DNR_TRY(dnri_arena_plan(p->spans, p->n_tensors, DNRI_ARENA_ALIGN, &p->activations));
-    return dnri_arena_plan(p->spans, p->n_tensors + p->n, DNRI_ARENA_ALIGN, &p->arena);
+    int best = APART;
+    for (int way = APART; way <= WAYS; way++) { /* the best once more at the end */
+        const int now = apart ? APART : way < WAYS ? way : best;
+        share(p, now == LAST, taken);
+        for (dnr_tid t = 0; now == APART && t < n; t++)
+            p->takes[t] = DNRI_NONE;
+        DNR_GOTO(st, offsets(p, n + p->n, joined, root, &peak));
+        if (way == APART || peak <= p->arena) {
+            best = way;
+            p->arena = peak;
+        }
+    }
+    for (int i = 0; i < n + p->n; i++)
+        p->spans[i].offset = joined[i < n ? root[i] : i].offset;
+    st = offsets(p, n, joined, root, &p->activations);
+out:
+    free(root);
+    free(taken);
+    free(joined);
+    return st;
 }
 
 static dnr_status lower(dnri_plan *p, const dnri_lower_opts *o)
@@ -83,7 +174,7 @@ dnr_status dnri_plan_build(dnr_graph *g, dnr_device *dev, const char *name,
     DNR_GOTO(st, dnri_graph_status(g));
     DNR_GOTO(st, dnri_rewrite_split(g, dev));
     DNR_GOTO(st, lower(p, o));
-    DNR_GOTO(st, place(p));
+    DNR_GOTO(st, place(p, o->apart));
     *out = p;
     return DNR_OK;
 out:
@@ -102,6 +193,7 @@ void dnri_plan_free(dnri_plan *p)
             p->steps[i].drop(p->steps[i].ctx);
     free(p->steps);
     free(p->spans);
+    free(p->takes);
     free(p->us);
     dnri_graph_free(p->g);
     free(p);

@@ -16,6 +16,8 @@ struct dnri_plan {
     dnri_span *spans; /* one for each tensor (size 0: not in the arena), then one for each op's
                          workspace */
     int n_tensors;
+    dnr_tid *
+        takes; /* by tensor: the one whose place it takes as that one dies (dnri_op_def.takes), or −1 */
     size_t arena, activations;
     void *base; /* the arena's address, once bound */
     dnri_store *store;
@@ -26,6 +28,12 @@ struct dnri_plan {
 static inline const dnri_span *dnri_workspace_span(const dnri_plan *p, int op)
 {
     return &p->spans[p->n_tensors + op];
+}
+
+/* Is span k that of a tensor which op i writes in the place of another, which counts until then? */
+static inline bool dnri_taken_over(const dnri_plan *p, int k, int i)
+{
+    return k < p->n_tensors && p->takes[k] >= 0 && p->spans[k].first == i;
 }
 
 #endif

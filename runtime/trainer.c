@@ -70,6 +70,7 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
     dnri_lower_opts lower = {.deterministic = t->o.deterministic,
                              .benchmark = benchmark && !t->o.deterministic,
                              .workspace_cap = (size_t)t->o.workspace_mb << 20,
+                             .apart = t->extra.apart,
                              .cache = t->o.cache};
     dnr_graph *g = dnri_graph_new(t->params, &t->num, training);
     if (!g)
@@ -267,6 +268,8 @@ static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
         free_programs(t->program);
     }
     DNR_TRY(plan_programs(t, t->o.benchmark));
+    if (t->extra.planned)
+        return DNR_OK;
     DNR_TRY(take_memory(t));
     return bind_programs(t);
 }

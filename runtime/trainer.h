@@ -19,6 +19,8 @@ typedef struct dnri_trainer_extra {
     bool keep;          /* logits and the samples' losses stay readable (dnri_plan_read) */
     bool scaled;        /* loss scaling in any precision */
     int64_t algbn_rows; /* of dnri_fuse_opts */
+    bool apart;         /* no output over an input: dnri_lower_opts */
+    bool planned;       /* plans alone: nothing can be run */
 } dnri_trainer_extra;
 
 /* Pinned host memory that copies read and write while the host goes on. */

@@ -50,8 +50,10 @@ dnr_tid rig_keep(rig *r, dnr_tid t)
 
 void rig_plan(rig *r, bool train, bool sums)
 {
-    const dnri_lower_opts o = {
-        .deterministic = !r->timed, .benchmark = r->timed, .workspace_cap = r->workspace_cap};
+    const dnri_lower_opts o = {.deterministic = !r->timed,
+                               .benchmark = r->timed,
+                               .workspace_cap = r->workspace_cap,
+                               .apart = r->apart};
     dnr_graph *g = r->g;
     r->g = NULL; /* the plan's, even where it fails */
     OK(dnri_plan_build(g, r->dev, "test", &o, &r->plan));

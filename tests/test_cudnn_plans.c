@@ -1,18 +1,15 @@
 /* test_cudnn_plans.c: cuDNN has a plan for every convolution of ResNet-50, in each type, within the bounds asked for.
  * Needs cuDNN but no GPU: plans are made for the device that golden/cudnn_h200.json describes, over the toolkit's
  * stand-in for the driver where there is none. Skipped where this build has no CUDA back end. */
-#include "rig.h"
+#include "paper.h"
 
 #include "../runtime/cuda/problem.h"
 
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef dnr_status (*probe_fn)(const char *, const dnri_conv_problem *, bool, char[64], size_t *);
 static probe_fn probe;
-static char device[2048];
+static const char *device;
 
 /* c, h, k, kernel, stride, pad */
 static const int resnet50[][6] = {
@@ -161,39 +158,6 @@ static void test_bad_device(void **state)
     assert_true(dnr_last_error()->what[0] && dnr_last_error()->remedy[0]);
 }
 
-/* The module beside libdnnrun, and a driver or its stand-in. */
-static void open_module(void)
-{
-    char path[1200];
-    Dl_info info;
-    if (!dladdr((void *)(uintptr_t)dnr_version, &info) || !strrchr(info.dli_fname, '/'))
-        return;
-    snprintf(path, sizeof path, "%.*s/dnnrun-cuda.so",
-             (int)(strrchr(info.dli_fname, '/') - info.dli_fname), info.dli_fname);
-    if (!dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) &&
-        !dlopen(DNRI_CUDA_STUB, RTLD_NOW | RTLD_GLOBAL)) {
-        print_message("no driver, nor its stand-in: %s\n", dlerror());
-        return;
-    }
-    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!so)
-        print_message("no CUDA back end: %s\n", dlerror());
-    else
-        *(void **)&probe = dlsym(so, "dnri_cudnn_probe");
-}
-
-static void read_device(void)
-{
-    FILE *f = fopen(DNRI_TEST_DIR "/golden/cudnn_h200.json", "r");
-    if (!f) {
-        print_error("golden/cudnn_h200.json is missing\n");
-        exit(1);
-    }
-    size_t n = fread(device, 1, sizeof device - 1, f);
-    device[n] = 0;
-    fclose(f);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -201,7 +165,7 @@ int main(void)
         cmocka_unit_test(test_statistics),   cmocka_unit_test(test_workspace_cap),
         cmocka_unit_test(test_fp32_is_fp32), cmocka_unit_test(test_bad_device),
     };
-    read_device();
-    open_module();
+    device = paper_properties();
+    *(void **)&probe = paper_symbol("dnri_cudnn_probe");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

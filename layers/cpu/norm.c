@@ -323,6 +323,7 @@ static norm *make(dnr_device *dev, const dnr_graph *g, const dnri_op *op, dnr_st
     s->m = dnri_count(x) / s->c;
     s->bf16 = x->dtype == DNR_BF16;
     s->slices = dnri_slices_for(dev, dnri_count(x));
+    out->in_place = true;
     out->workspace = sums_bytes(s) + (size_t)vectors * (size_t)s->c * sizeof(float);
     return s;
 }

@@ -52,6 +52,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     if (!s)
         return DNR_EMEM;
     const dnr_desc *x = dnri_desc(g, op->in[0]);
+    out->in_place = true;
     s->n = dnri_count(x);
     s->bf16 = x->dtype == DNR_BF16;
     s->slices = dnri_slices_for(dev, s->n);

@@ -8,7 +8,7 @@
 /* n / N whole accesses, then the rest one by one. BWD: dx = dy · [y > 0], else y = max(x, 0). */
 template <class T, bool BWD>
 __global__ void __launch_bounds__(THREADS)
-    k_relu_kernel(const T *__restrict__ a, const T *__restrict__ dy, T *__restrict__ out, int64_t n)
+    k_relu_kernel(const T *a, const T *dy, T *out, int64_t n) /* out may be a or dy */
 {
     constexpr int N = k_type<T>::wide;
     int64_t whole = n / N, first = (int64_t)blockIdx.x * THREADS + threadIdx.x;

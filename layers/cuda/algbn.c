@@ -50,6 +50,8 @@ static dnr_status lower_dz(dnr_device *dev, const dnr_graph *g, const dnri_op *o
     char impl[64], access[32];
     snprintf(impl, sizeof impl, "k_norm dz %s", dnri_cuda_access(dy->dtype, dy->dim[3], access));
     DNR_TRY(dnri_cuda_lower(dev, g, op, run_dz, 2, impl, out, NULL));
+    out->in_place =
+        op->in[Z_Y] >= 0; /* without it dy is read through the cache for what nobody writes */
     out->workspace = k_norm_workspace((int)dy->dtype, dnri_cuda_of(dev)->sms, dy->dim[3]);
     return DNR_OK;
 }

@@ -112,6 +112,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     char impl[64], access[32];
     snprintf(impl, sizeof impl, "%s %s", what, dnri_cuda_access(x->dtype, x->dim[3], access));
     DNR_TRY(dnri_cuda_lower(dev, g, op, launch, launches, impl, out, NULL));
+    out->in_place = true;
     if (launches > 1)
         out->workspace = k_norm_workspace((int)x->dtype, dnri_cuda_of(dev)->sms, x->dim[3]);
     return DNR_OK;
@@ -160,13 +161,17 @@ static dnr_status run_relu_bwd(dnri_cuda_op *s)
 static dnr_status lower_relu(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                              const dnri_lower_opts *o, dnri_step *out)
 {
-    return dnri_cuda_lower(dev, g, op, run_relu, 1, "k_relu", out, NULL);
+    DNR_TRY(dnri_cuda_lower(dev, g, op, run_relu, 1, "k_relu", out, NULL));
+    out->in_place = true;
+    return DNR_OK;
 }
 
 static dnr_status lower_relu_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                                  const dnri_lower_opts *o, dnri_step *out)
 {
-    return dnri_cuda_lower(dev, g, op, run_relu_bwd, 1, "k_relu_bwd", out, NULL);
+    DNR_TRY(dnri_cuda_lower(dev, g, op, run_relu_bwd, 1, "k_relu_bwd", out, NULL));
+    out->in_place = true;
+    return DNR_OK;
 }
 
 /* A thread has the bits of a byte where it has 8 channels. */

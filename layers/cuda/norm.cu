@@ -181,11 +181,10 @@ __device__ void from_sums(const k_norm_args &a, const k_tile &t, float (&mean)[N
     }
 }
 
-/* y = act((x − mean) · gamma · invstd + beta + residual) */
+/* y = act((x − mean) · gamma · invstd + beta + residual); y may be x or residual */
 template <class T, int N, bool RELU, bool ADD>
 __global__ void __launch_bounds__(APPLY_THREADS)
-    k_norm_apply_kernel(k_norm_args a, int vecs, source from, const T *__restrict__ x,
-                        const T *__restrict__ residual, T *__restrict__ y)
+    k_norm_apply_kernel(k_norm_args a, int vecs, source from, const T *x, const T *residual, T *y)
 {
     const k_tile t(vecs, APPLY_THREADS);
     if (t.idle())

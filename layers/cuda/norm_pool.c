@@ -107,6 +107,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
              dnri_cuda_access((dnr_dtype)a.type, a.c, access));
     DNR_TRY(dnri_cuda_lower(dev, g, op, bwd ? run_bwd : run_forward, train || bwd ? 3 : 1, impl,
                             out, NULL));
+    out->in_place = true;
     out->workspace = bwd     ? k_norm_pool_bwd_workspace(&a)
                      : train ? k_norm_workspace(a.type, a.sms, a.c)
                              : 0;

@@ -94,6 +94,7 @@ static dnr_status add_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *
     add *s = dnri_cpu_step(out, sizeof *s, add_run, 1);
     if (!s)
         return DNR_EMEM;
+    out->in_place = true;
     s->n = dnri_count(dnri_desc(g, op->out[0]));
     s->bf16 = dnri_desc(g, op->out[0])->dtype == DNR_BF16;
     s->slices = dnri_slices_for(dev, s->n);

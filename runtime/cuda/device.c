@@ -15,7 +15,8 @@ static const char *const lane_names[DNRI_LANES] = {"compute", "copy", "comm"};
 /* The current device belongs to the calling thread. */
 static dnr_status use(dnri_cuda *d)
 {
-    DNRI_CUDA(cudaSetDevice(d->index), "using %s", d->base.name);
+    if (!d->paper)
+        DNRI_CUDA(cudaSetDevice(d->index), "using %s", d->base.name);
     return DNR_OK;
 }
 
@@ -34,6 +35,8 @@ static void drop_scratch(dnri_cuda *d)
 
 dnr_status dnri_cuda_malloc(dnri_cuda *d, size_t bytes, const char *what, void **out)
 {
+    if (d->paper)
+        return d->base.be->alloc(&d->base, bytes, out);
     DNR_TRY(use(d));
     d->allocs++;
     DNRI_CUDA(cudaMalloc(out, bytes ? bytes : 1), "allocating %.1f MiB for %s on %s",
@@ -43,7 +46,7 @@ dnr_status dnri_cuda_malloc(dnri_cuda *d, size_t bytes, const char *what, void *
 
 void dnri_cuda_mfree(dnri_cuda *d, void *p)
 {
-    if (p && use(d) == DNR_OK)
+    if (p && !d->paper && use(d) == DNR_OK)
         (void)cudaFree(p);
 }
 
@@ -446,7 +449,6 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     return row->lower(dev, g, op, o, out);
 }
 
-extern const dnri_backend dnri_backend_cuda; /* the module's one entry */
 const dnri_backend dnri_backend_cuda = {
     .abi = DNRI_BACKEND_ABI,
     .name = "cuda",

@@ -31,6 +31,9 @@ typedef struct dnri_cuda {
     void *scratch;                 /* of the tuner; given back before anything else is allocated */
     size_t scratch_bytes;
     bool said_refused; /* remarks that are made once */
+    cudnnBackendDescriptor_t
+        paper;           /* properties of a device that is not there; NULL: it is there */
+    size_t paper_memory; /* its bytes */
 } dnri_cuda;
 
 static inline dnri_cuda *dnri_cuda_of(dnr_device *dev)
@@ -38,7 +41,14 @@ static inline dnri_cuda *dnri_cuda_of(dnr_device *dev)
     return (dnri_cuda *)dev;
 }
 
+/* ---- paper.c: a GPU that is not there, for plans alone: whole programs are lowered and placed for it, as cuDNN plans
+ * for the device that `properties` (its JSON) describe. Its memory is `memory` bytes of nothing: nothing can be run. For
+ * tests. */
+dnr_status dnri_cuda_paper(const char *properties, int sms, int cc, size_t memory,
+                           dnr_device **out);
+
 /* ---- device.c */
+extern const dnri_backend dnri_backend_cuda; /* the module's one entry */
 /* Device memory for the back end's own use, not zeroed. `what` for the error. */
 dnr_status dnri_cuda_malloc(dnri_cuda *d, size_t bytes, const char *what, void **out);
 void dnri_cuda_mfree(dnri_cuda *d, void *p);

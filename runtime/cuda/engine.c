@@ -57,7 +57,9 @@ static dnr_status run_add(dnri_cuda_op *s)
 static dnr_status lower_add(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_lower_opts *o, dnri_step *out)
 {
-    return dnri_cuda_lower(dev, g, op, run_add, 1, "k_add", out, NULL);
+    DNR_TRY(dnri_cuda_lower(dev, g, op, run_add, 1, "k_add", out, NULL));
+    out->in_place = true;
+    return DNR_OK;
 }
 
 static dnr_status run_fold(dnri_cuda_op *s)

@@ -155,7 +155,7 @@ void k_ingest(cudaStream_t s, int type, int sms, const void *cell, int64_t batch
 /* n / N whole accesses, then the rest one by one. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-    k_add_kernel(const T *__restrict__ a, const T *__restrict__ b, T *__restrict__ y, int64_t n)
+    k_add_kernel(const T *a, const T *b, T *y, int64_t n) /* y may be a or b */
 {
     constexpr int N = k_type<T>::wide;
     int64_t whole = n / N;

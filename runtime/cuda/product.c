@@ -315,6 +315,12 @@ static dnr_status choose(dnri_cuda *d, dnri_product *p)
     int asked = 0, n = 0;
     snprintf(p->impl, sizeof p->impl, "direct");
     DNR_TRY(describe(p));
+    if (d->paper) { /* cuBLASLt proposes only for a device that is there */
+        p->found = true;
+        p->workspace = p->cap < WORKSPACE ? p->cap : WORKSPACE;
+        snprintf(p->impl, sizeof p->impl, "cublasLt");
+        return DNR_OK;
+    }
     DNR_TRY(dnri_cuda_lt(d, &lt));
     if (p->timed)
         recall(d, lt, p);

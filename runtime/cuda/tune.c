@@ -332,9 +332,11 @@ static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
     dnri_conv_problem p = plan->problem;
     bool timed = p.benchmark && !p.deterministic;
     dnri_conv_candidate c[CANDIDATES];
-    dnri_cudnn_target t = {.said_refused = &d->said_refused};
+    dnri_cudnn_target t = {.device = d->paper, .said_refused = &d->said_refused};
     int n = 0;
-    DNR_TRY(dnri_cuda_cudnn(d, &t.handle));
+    timed = timed && !d->paper;
+    if (!d->paper)
+        DNR_TRY(dnri_cuda_cudnn(d, &t.handle));
     if (timed)
         DNR_TRY(recall(d, &t, plan));
     if (plan->plan)

@@ -166,6 +166,7 @@ static dnr_status ref_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *
                        .ctx = s,
                        .lane = DNRI_COMPUTE,
                        .launches = 1,
+                       .in_place = op->def != &dnri_def_norm_pool_bwd, /* which writes dx first */
                        .impl = "ref"};
     return DNR_OK;
 }

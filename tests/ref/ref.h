@@ -1,5 +1,6 @@
 /* ref.h: the reference back end: every op once, naively, in fp64, to be checked by eye against the
- * formulas of layers.h and engine_ops.h. Other back ends and rewrites are tested against it. */
+ * formulas of layers.h and engine_ops.h. Other back ends and rewrites are tested against it. Outputs may lie over
+ * inputs where the op says so (dnri_op_def.takes). */
 #ifndef DNR_REF_H
 #define DNR_REF_H
 

@@ -89,12 +89,19 @@ static bool positive(const ref_step *s, int64_t i)
     return ((const double *)s->at.in[B_Y])[i] > 0;
 }
 
+/* (dy + dy2) · [y > 0 where relu] */
+static double dz_at(const ref_step *s, int64_t i)
+{
+    const double *dy = s->at.in[B_DY], *dy2 = s->at.in[B_DY2];
+    if (((const dnri_norm_bwd_attr *)s->op.attr)->relu && !positive(s, i))
+        return 0;
+    return dy[i] + (dy2 ? dy2[i] : 0);
+}
+
 static void norm_bwd(const ref_step *s)
 {
-    const dnri_norm_bwd_attr *a = (const dnri_norm_bwd_attr *)s->op.attr;
     const int64_t C = s->in[B_X].dim[3], M = dnri_count(&s->in[B_X]) / C;
     const double *x = s->at.in[B_X];
-    const double *dy = s->at.in[B_DY], *dy2 = s->at.in[B_DY2];
     const double *gamma = s->at.in[B_GAMMA];
     const double *mean = s->at.in[B_MEAN], *invstd = s->at.in[B_INVSTD];
     double *dx = s->at.out[0], *dgamma = s->at.out[1], *dbeta = s->at.out[2];
@@ -103,12 +110,9 @@ static void norm_bwd(const ref_step *s)
     for (int64_t c = 0; c < C; c++) {
         double sum = 0, sum_xhat = 0;
         for (int64_t i = c; i < M * C; i += C) {
-            double dz = dy[i] + (dy2 ? dy2[i] : 0);
-            if (a->relu && !positive(s, i))
-                dz = 0;
+            const double dz = dz_at(s, i);
             if (dresidual)
                 dresidual[i] = dz;
-            dx[i] = dz; /* for the second pass */
             sum += dz;
             sum_xhat += dz * (x[i] - mean[c]) * invstd[c];
         }
@@ -116,7 +120,8 @@ static void norm_bwd(const ref_step *s)
         dgamma[c] = sum_xhat;
         for (int64_t i = c; i < M * C; i += C) {
             const double xhat = (x[i] - mean[c]) * invstd[c];
-            dx[i] = gamma[c] * invstd[c] * (dx[i] - sum / (double)M - xhat * sum_xhat / (double)M);
+            const double dz = dresidual ? dresidual[i] : dz_at(s, i);
+            dx[i] = gamma[c] * invstd[c] * (dz - sum / (double)M - xhat * sum_xhat / (double)M);
         }
     }
 }

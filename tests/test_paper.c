@@ -1,0 +1,111 @@
+/* test_paper.c: whole networks planned for an H200 that is not there: every op finds an implementation, and memory stays
+ * within what is promised. Needs cuDNN but no GPU; skipped where this build has no CUDA back end. */
+#include "paper.h"
+
+#include "../runtime/plan_internal.h"
+#include "../runtime/trainer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static dnr_device *dev;
+static const dnri_trainer_extra planned = {.planned = true};
+
+static dnr_trainer_opts options(const char *model, dnr_precision precision, int64_t batch)
+{
+    return (dnr_trainer_opts){.model = {.name = model, .classes = 1000},
+                              .optim = {.lr = 0.1, .momentum = 0.9},
+                              .precision = precision,
+                              .batch = batch,
+                              .image = 224,
+                              .epoch_samples = 1281167,
+                              .total_samples = 1281167,
+                              .benchmark = true};
+}
+
+/* ---- memory of ResNet-50, fp16, batch 256 */
+
+static double gib(dnr_recompute mode, dnr_fusion fusion)
+{
+    dnr_trainer_opts o = options("resnet50", DNR_PRECISION_FP16, 256);
+    dnr_trainer *t;
+    size_t arena, store;
+    o.recompute = mode;
+    o.fusion = fusion;
+    OK(dnri_trainer_create(dev, &o, &planned, &t));
+    dnr_trainer_memory(t, &arena, &store);
+    const double all = (double)(arena + store + 2 * t->staging_bytes) / 0x1p30;
+    print_message(
+        "resnet50, fp16, batch 256, recompute %d, fusion %d: %.3f GiB = arena %.3f + store %.3f + "
+        "staging %.3f\n",
+        (int)mode, (int)fusion, all, (double)arena / 0x1p30, (double)store / 0x1p30,
+        2 * (double)t->staging_bytes / 0x1p30);
+    dnr_trainer_destroy(t);
+    return all;
+}
+
+static void test_memory(void **state)
+{
+    if (!dev)
+        skip();
+    assert_true(gib(DNR_RECOMPUTE_NONE, DNR_FUSION_D1) <= 10.35);
+    assert_true(gib(DNR_RECOMPUTE_CHEAP, DNR_FUSION_D1) <= 8.65);
+    assert_true(gib(DNR_RECOMPUTE_STAGE, DNR_FUSION_D1) <= 5.7);
+    assert_true(gib(DNR_RECOMPUTE_BLOCK, DNR_FUSION_D1) <= 4.0);
+    assert_true(gib(DNR_RECOMPUTE_NONE, DNR_FUSION_D2) <= 8.0);
+    assert_true(gib(DNR_RECOMPUTE_CHEAP, DNR_FUSION_D2) <= 8.65);
+    assert_true(gib(DNR_RECOMPUTE_STAGE, DNR_FUSION_D2) <= 5.7);
+    assert_true(gib(DNR_RECOMPUTE_BLOCK, DNR_FUSION_D2) <= 4.0);
+}
+
+/* ---- every network */
+
+/* No op is left to plain loops, and nothing wants more workspace than it may. */
+static void expect_whole(const char *model, dnr_precision precision, bool deterministic)
+{
+    dnr_trainer_opts o = options(model, precision, 256);
+    dnr_trainer *t;
+    int convs = 0;
+    const bool cifar = atoi(model + 6) < 18 || atoi(model + 6) % 12 == 8;
+    o.image = cifar ? 32 : 224;
+    o.model.classes = cifar ? 10 : 1000;
+    o.deterministic = deterministic;
+    OK(dnri_trainer_create(dev, &o, &planned, &t));
+    for (int i = 0; i < DNRI_PROGRAMS; i++) {
+        const dnri_plan *p = t->program[i].plan;
+        for (int k = 0; p && k < p->n; k++) {
+            if (strstr(p->steps[k].impl, "direct"))
+                print_error("%s, %s: plain loops for %s of %s\n", model,
+                            dnr_precision_name(precision), dnri_graph_op_c(p->g, k)->def->name,
+                            dnri_graph_op_c(p->g, k)->name);
+            assert_null(strstr(p->steps[k].impl, "direct"));
+            convs += strstr(p->steps[k].impl, "cudnn eng") != NULL;
+        }
+    }
+    assert_true(convs >= 4 * (atoi(model + 6) - 2)); /* fprop, dgrad, wgrad, eval's fprop */
+    dnr_trainer_destroy(t);
+}
+
+static void test_every_network(void **state)
+{
+    static const dnr_precision precisions[] = {DNR_PRECISION_FP16, DNR_PRECISION_BF16,
+                                               DNR_PRECISION_TF32, DNR_PRECISION_FP32};
+    if (!dev)
+        skip();
+    for (const char *const *model = dnr_model_names(); *model; model++)
+        for (int p = 0; p < 4; p++)
+            for (int deterministic = 0; deterministic < 2; deterministic++)
+                expect_whole(*model, precisions[p], deterministic);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_every_network),
+    };
+    paper_open((size_t)139 << 30, &dev);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    dnr_device_close(dev);
+    return failed;
+}
