@@ -69,7 +69,6 @@ static bool has_mask(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 static dnr_status product(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                           dnri_product_spec z, const dnri_lower_opts *o, const dnri_product **out)
 {
-    z.tf32 = dnri_graph_numerics(g)->tf32;
     DNR_TRY(dnri_product_choose(dnri_cuda_of(dev), &z, o, out));
     if (dnri_product_is_direct(*out))
         dnri_log(DNR_LOG_WARN,
@@ -348,9 +347,12 @@ static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op
     return DNR_OK;
 }
 
-/* Our kernels take four channels at a time, and a half of c has to begin on 16 bytes. TF32 came with sm_80. */
+/* Our kernels take four channels at a time, and a half of c has to begin on 16 bytes. TF32 came with sm_80; where a
+ * itself is rounded to it the sums are of no use: large terms cancel in dw. */
 static bool fits(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
+    if (dnri_graph_numerics(g)->tf32)
+        return false;
     for (int i = 0; i < op->n_out; i++)
         if (dnri_desc(g, op->out[i])->dim[3] % 8 != 0)
             return false;

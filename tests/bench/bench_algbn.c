@@ -148,8 +148,8 @@ static void build_dz(bench *b)
 
 static void build_gram(bench *b)
 {
-    const dnr_tid in[] = {leaf(b, image(b, b->l->c), 0.6, 0.5)};
-    emit(b, &dnri_def_gram, NULL, 0, 1, in, 2);
+    const dnr_tid in[] = {leaf(b, image(b, b->l->c), 0.6, 0.5), DNRI_NONE};
+    emit(b, &dnri_def_gram, NULL, 0, 2, in, 2);
     b->bytes = (double)(b->m * b->l->c) * size_of(b);
     b->flops = 2.0 * (double)(b->m * b->l->c * b->l->c);
 }
@@ -271,11 +271,7 @@ static double rounding(void)
                                              : 1e-6;
 }
 
-/* Sums of products in fp32 */
-static double sums(void)
-{
-    return precision == DNR_PRECISION_TF32 ? 1e-3 : 1e-5;
-}
+#define SUMS 1e-5 /* of products in fp32 */
 
 static void check_dz(bench *b)
 {
@@ -313,7 +309,7 @@ static void check_product(bench *b)
             want[s] += value(vb, r * k + i) * value(va, r * c + j);
         got[s] = p[i * c + j];
     }
-    judge(b, vb == va ? "gram" : "product", got, want, SAMPLES, sums());
+    judge(b, vb == va ? "gram" : "product", got, want, SAMPLES, SUMS);
     if (vb == va) { /* Σ a beside it */
         double *sum = read_out(b, 1);
         for (int s = 0; s < SAMPLES; s++) {
@@ -408,7 +404,7 @@ static void check_dgrad(bench *b)
         memmove(da + s * c, da + i * c, (size_t)c * sizeof *da);
     }
     judge(b, "da", da, want, SAMPLES * c,
-          size_of(b) == 2 ? 1.5 * rounding() : sums()); /* it may be rounded twice */
+          size_of(b) == 2 ? 1.5 * rounding() : SUMS); /* it may be rounded twice */
     free(da);
     free(want);
 }
@@ -525,7 +521,7 @@ int main(int argc, char **argv)
             precision = (dnr_precision)i;
     batch = argc > 2 ? atoll(argv[2]) : batch;
     if (precision == DNR_PRECISION_AUTO || batch < 1 || argc > 3) {
-        fprintf(stderr, "usage: %s [fp32|tf32|fp16|bf16 [BATCH]]\n", argv[0]);
+        fprintf(stderr, "usage: %s [fp32|fp16|bf16 [BATCH]]\n", argv[0]);
         return 2;
     }
     if (dnr_device_open("cuda", &device) != DNR_OK ||
