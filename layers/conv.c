@@ -28,15 +28,19 @@ dnr_tid dnr_conv(dnr_graph *g, const char *name, dnr_tid x, const dnr_conv_opts 
     return y;
 }
 
-static dnr_status conv_infer(dnr_graph *g, dnri_op *op)
+dnr_status dnri_conv_infer(dnr_graph *g, dnri_op *op, const dnri_conv_attr *a)
 {
-    const dnri_conv_attr *a = conv_attr(op);
     const dnr_desc x = *dnri_desc(g, op->in[0]), w = *dnri_desc(g, op->in[1]);
     int64_t p, q, k = a->kernel;
     DNR_TRY(dnri_window(op->name, a->kernel, a->stride, a->pad, a->h, a->w, &p, &q));
     DNR_TRY(dnri_want(g, op, 0, "x", dnri_desc4(x.dtype, x.dim[0], a->h, a->w, x.dim[3])));
     DNR_TRY(dnri_want(g, op, 1, "weight", dnri_desc4(x.dtype, w.dim[0], k, k, x.dim[3])));
     return dnri_out(g, op, 0, dnri_desc4(x.dtype, x.dim[0], p, q, w.dim[0]), "y");
+}
+
+static dnr_status conv_infer(dnr_graph *g, dnri_op *op)
+{
+    return dnri_conv_infer(g, op, conv_attr(op));
 }
 
 static dnr_status stats_infer(dnr_graph *g, dnri_op *op)

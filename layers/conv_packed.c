@@ -8,6 +8,12 @@ static const dnri_packed_conv_attr *attr_of(const dnri_op *op)
     return (const dnri_packed_conv_attr *)op->attr;
 }
 
+dnr_desc dnri_packed_weight(dnr_dtype t, int64_t k, int64_t r, int64_t packing, int64_t lead)
+{
+    const int64_t m = (r + lead + 1) / 2;
+    return packing == DNRI_QUADS ? dnri_desc4(t, k, r, r, 4) : dnri_desc4(t, k, m, m, 16);
+}
+
 /* Checks x of n pictures; sets the output's sides. */
 static dnr_status check(const dnr_graph *g, const dnri_op *op, int64_t *p, int64_t *q)
 {
@@ -24,7 +30,10 @@ static dnr_status infer(dnr_graph *g, dnri_op *op)
     const int64_t k = attr_of(op)->conv.kernel;
     int64_t p, q;
     DNR_TRY(check(g, op, &p, &q));
-    DNR_TRY(dnri_want(g, op, 1, "weight", dnri_desc4(x.dtype, w.dim[0], k, k, 3)));
+    DNR_TRY(dnri_want(g, op, 1, "weight",
+                      w.dim[3] == 3 ? dnri_desc4(x.dtype, w.dim[0], k, k, 3)
+                                    : dnri_packed_weight(x.dtype, w.dim[0], k, attr_of(op)->packing,
+                                                         attr_of(op)->conv.pad % 2)));
     return dnri_out(g, op, 0, dnri_desc4(x.dtype, x.dim[0], p, q, w.dim[0]), "y");
 }
 

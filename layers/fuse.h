@@ -9,6 +9,17 @@
  * kind in its own packing, they take that form. Blocks of pictures of odd sides do not exist. */
 dnr_status dnri_fuse_input(dnr_graph *g, dnr_device *dev, dnri_packing fprop, dnri_packing wgrad);
 
+/* norm.eval of a convolution's y that nothing else reads becomes conv.act over weights that a fold makes, where the
+ * device has both. */
+dnr_status dnri_fuse_norm_eval(dnr_graph *g, dnr_device *dev);
+
+/* conv.act with ReLU and no residual that only a max pool reads becomes conv.fprop and max_pool.act, where the device
+ * has that: bias and ReLU after the maximum, of which there are fewer; and no index. */
+dnr_status dnri_fuse_pool_act(dnr_graph *g, dnr_device *dev);
+
+/* A fold for a packed convolution leaves the weights as that reads them. */
+dnr_status dnri_fuse_packed_fold(dnr_graph *g, dnr_device *dev);
+
 /* norm.train with ReLU and no residual, read forwards by a max pool alone, becomes norm_pool.train, and the pair
  * of their backward ops norm_pool.bwd: the norm's y is then neither written nor kept. */
 dnr_status dnri_fuse_norm_pool(dnr_graph *g);

@@ -23,5 +23,7 @@ dnr_status dnri_want(const dnr_graph *g, const dnri_op *op, int i, const char *w
 
 /* A bit for each element of x: shape of the mask that norm.train leaves (norm.c). */
 dnr_desc dnri_mask_of(const dnr_desc *x);
+/* Shape rule of a convolution, in conv.c: checks x and w, makes y. */
+dnr_status dnri_conv_infer(dnr_graph *g, dnri_op *op, const dnri_conv_attr *a);
 
 #endif

@@ -29,14 +29,38 @@ extern const dnri_op_def dnri_def_conv_dgrad; /* conv.dgrad in {dy, w} out {dx} 
 extern const dnri_op_def
     dnri_def_conv_wgrad; /* conv.wgrad in {x, dy} out {dw: GRAD, master type} */
 
+/* ---- conv_act.c: convolutions with an epilogue, and batch norm folded into them; what a rewrite makes of an
+ * evaluation.
+ * conv.act in {x, w, bias: master type [K], residual?, low?} out {y}:
+ *          y = act(conv(x, w) + bias + residual), act = ReLU or identity, rounded once. low: bias in the compute
+ *          type, absent where that is the master type; a device may take either.
+ * fold     in {w: MASTER, gamma, beta, running_mean, running_var} out {w', bias: master type, low?}:
+ *          s = gamma / √(running_var + eps);  w'[k,…] = w[k,…] · s[k] in the compute type;
+ *          bias = beta − running_mean · s;  low = bias in the compute type.
+ *          So conv(x, w') + bias is norm.eval of conv(x, w). With a packing w' lies as conv_packed wants it. */
+typedef struct dnri_conv_act_attr {
+    dnri_conv_attr conv;
+    bool relu;
+} dnri_conv_act_attr;
+typedef struct dnri_fold_attr {
+    double eps;
+    int64_t packing; /* dnri_packing, or 0: as w lies */
+    int64_t lead;    /* of the packing, see dnri_packed_weight */
+} dnri_fold_attr;
+extern const dnri_op_def dnri_def_conv_act, dnri_def_fold;
+
 /* ---- conv_packed.c: conv.fprop and conv.wgrad of pictures, 3 channels, that ingest.packed wrote; what a rewrite
- * makes of the first layer where the device has these ops. w and dw are as ever.
+ * makes of the first layer where the device has these ops. dw is as ever; w too, or packed (dnri_packed_weight).
  * conv_packed.fprop in {packed x, w} out {y};  conv_packed.wgrad in {packed x, dy} out {dw} */
 typedef struct dnri_packed_conv_attr {
     dnri_conv_attr conv;
     int64_t packing; /* dnri_packing */
 } dnri_packed_conv_attr;
 extern const dnri_op_def dnri_def_packed_conv, dnri_def_packed_conv_wgrad;
+/* Shape of packed weights of k kernels of r x r pixels, fourth channels and what is beyond the kernel being 0:
+ * QUADS [k,r,r,4]; BLOCKS [k,m,m,16], m = ⌈(r + lead)/2⌉, where pixel (u, v) of the kernel lies as in a picture
+ * at (u + lead, v + lead). lead = pad mod 2. */
+dnr_desc dnri_packed_weight(dnr_dtype t, int64_t k, int64_t r, int64_t packing, int64_t lead);
 
 /* ---- norm.c: batch normalisation (Ioffe & Szegedy 2015, arXiv:1502.03167), PyTorch's conventions:
  * biased variance normalises, the running variance is unbiased, momentum weighs the new value.
@@ -100,11 +124,13 @@ typedef struct dnri_pool_attr {
  *                   y) the index is 255, which names no pixel, where y > 0 does not hold: such a maximum
  *                   passes no gradient to what is before the ReLU
  * max_pool.bwd      in {dy, index} out {dx}
+ * max_pool.act      in {x, bias: master type [C]} out {y}: y = max(0, bias + the window's maximum), where the x of
+ *                   a convolution has its folded norm's bias and ReLU still before it; attr.positive is true
  * avg_pool.fprop    in {x} out {y}
  * avg_pool.bwd      in {dy} out {dx}
  * global_pool.fprop in {x} out {y[n,1,1,c]}; attr: h, w alone
  * global_pool.bwd   in {dy} out {dx} */
-extern const dnri_op_def dnri_def_max_pool, dnri_def_max_pool_bwd;
+extern const dnri_op_def dnri_def_max_pool, dnri_def_max_pool_bwd, dnri_def_max_pool_act;
 extern const dnri_op_def dnri_def_avg_pool, dnri_def_avg_pool_bwd;
 extern const dnri_op_def dnri_def_global_pool, dnri_def_global_pool_bwd;
 

@@ -72,6 +72,16 @@ static dnr_status max_infer(dnr_graph *g, dnri_op *op)
     return dnri_out(g, op, 1, index, "index");
 }
 
+static dnr_status act_infer(dnr_graph *g, dnri_op *op)
+{
+    const dnr_dtype master = dnri_graph_numerics(g)->master;
+    if (!pool_attr(op)->positive)
+        return DNR_FAIL(DNR_EUSAGE, "use max_pool.fprop", "%s: %s without ReLU", op->name,
+                        op->def->name);
+    DNR_TRY(dnri_want(g, op, 1, "bias", dnri_desc1(master, dnri_desc(g, op->in[0])->dim[3])));
+    return pool_infer(g, op);
+}
+
 static dnr_status bwd_infer(dnr_graph *g, dnri_op *op)
 {
     const dnr_desc dy = *dnri_desc(g, op->in[0]);
@@ -130,6 +140,7 @@ static dnr_status global_grad(dnr_graph *g, const dnri_op *op, const dnr_tid dy[
 const dnri_op_def dnri_def_max_pool = {
     .name = "max_pool.fprop", .infer = max_infer, .grad = max_grad};
 const dnri_op_def dnri_def_max_pool_bwd = {.name = "max_pool.bwd", .infer = max_bwd_infer};
+const dnri_op_def dnri_def_max_pool_act = {.name = "max_pool.act", .infer = act_infer};
 const dnri_op_def dnri_def_avg_pool = {
     .name = "avg_pool.fprop", .infer = pool_infer, .grad = avg_grad};
 const dnri_op_def dnri_def_avg_pool_bwd = {.name = "avg_pool.bwd", .infer = bwd_infer};

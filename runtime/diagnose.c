@@ -151,6 +151,7 @@ static dnr_status check_outputs(search *s, const dnri_plan *p, const dnri_op *op
 static dnr_status replay(search *s, dnri_plan *p, void *const *cell)
 {
     dnr_trainer *t = s->t;
+    t->prepared = 0; /* the arena is used */
     DNR_TRY(dnri_copy_now(t->dev, dnri_store_ptr(t->store, DNRI_CELL, -1), cell, sizeof *cell));
     free(s->size);
     s->size = calloc((size_t)p->n_tensors + 1, sizeof *s->size);

@@ -267,7 +267,8 @@ typedef enum dnr_recompute {
     DNR_RECOMPUTE_CHEAP, /* remake what takes one pass over memory: batch norms without a residual */
 } dnr_recompute;
 
-/* How far a training graph is fused where the device gains by it. All levels compute the same. */
+/* How far graphs are fused where the device gains by it. All levels compute the same; all but OFF fold batch norm into
+ * convolutions for evaluation. */
 typedef enum dnr_fusion {
     DNR_FUSION_AUTO, /* D1 */
     DNR_FUSION_OFF,

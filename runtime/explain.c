@@ -55,7 +55,7 @@ static int fullest_op(const dnri_plan *p, size_t *bytes)
 }
 
 static const char *const lane_names[DNRI_LANES] = {"compute", "copy", "comm"};
-static const char *const phase_names[] = {"forward", "backward", "update"};
+static const char *const phase_names[] = {"forward", "backward", "update", "prepare"};
 
 typedef struct {
     double flops, bytes;
@@ -65,7 +65,7 @@ typedef struct {
 static totals sum_up(const dnri_plan *p)
 {
     totals t = {0};
-    for (int i = 0; i < p->n; i++) {
+    for (int i = p->end[DNRI_PART_PREPARE]; i < p->n; i++) { /* of each pass */
         const dnri_op *op = dnri_graph_op_c(p->g, i);
         t.flops += op_flops(p, op);
         t.bytes += op_bytes(p, op);
@@ -135,15 +135,16 @@ static double rate(double amount, double us)
 /* The measured times summed over the ops of each kind. */
 static void explain_times(const dnri_plan *p, FILE *out)
 {
+    const int first_op = p->end[DNRI_PART_PREPARE]; /* of each pass */
     double all = 0;
-    for (int i = 0; i < p->n; i++)
+    for (int i = first_op; i < p->n; i++)
         all += p->us[i];
     fprintf(out, "\nmeasured, each launch alone and repeated: %.3f ms in all\n", all / 1e3);
     fprintf(out, "%-18s %6s %9s %7s %8s %8s\n", "kind", "ops", "ms", "share", "GB/s", "TFLOP/s");
-    for (int i = 0; i < p->n; i++) {
+    for (int i = first_op; i < p->n; i++) {
         const dnri_op_def *def = dnri_graph_op_c(p->g, i)->def;
         double us = 0, bytes = 0, flops = 0;
-        int ops = 0, first = 0;
+        int ops = 0, first = first_op;
         while (dnri_graph_op_c(p->g, first)->def != def)
             first++;
         for (int k = i; first == i && k < p->n; k++) {
@@ -170,6 +171,9 @@ void dnri_plan_explain(const dnri_plan *p, FILE *out)
         "program %s on %s: %d ops, %d launches, %.2f GFLOP, %.2f GB through memory, hash %016llx\n",
         p->name, p->dev->name, p->n, t.launches, t.flops / 1e9, t.bytes / 1e9,
         (unsigned long long)dnri_plan_hash(p));
+    if (p->end[DNRI_PART_PREPARE])
+        fprintf(out, "of these, the first %d ops run once for new weights, not in each pass\n",
+                p->end[DNRI_PART_PREPARE]);
     fprintf(out, "%5s %-15s %-28s %-26s %9s %9s %9s", "#", "op", "layer", "shape", "GFLOP", "MB",
             "work MB");
     if (p->us)

@@ -32,7 +32,9 @@ typedef struct dnri_tensor {
     bool keep; /* ARENA: stays readable after the program has run */
 } dnri_tensor;
 
-typedef enum dnri_phase { DNRI_FORWARD, DNRI_BACKWARD, DNRI_UPDATE } dnri_phase;
+/* PREPARE: before the first pass over new weights, not in each; such ops stand first in the list and read the
+ * store alone, and what they write lives as long as the plan. */
+typedef enum dnri_phase { DNRI_FORWARD, DNRI_BACKWARD, DNRI_UPDATE, DNRI_PREPARE } dnri_phase;
 
 struct dnri_op {
     const dnri_op_def *def;

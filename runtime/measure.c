@@ -66,6 +66,7 @@ static dnr_status measure_plan(dnri_plan *p)
 {
     if (!p->us && !(p->us = calloc((size_t)p->n + 1, sizeof *p->us)))
         return DNR_FAIL_NOMEM();
+    DNR_TRY(dnri_plan_prepare(p));
     DNR_TRY(dnri_plan_run(p)); /* fills the tensors with values of the right size */
     for (int i = 0; i < p->n; i++)
         if (p->steps[i].run && measure_step(p->dev, &p->steps[i], &p->us[i]) != DNR_OK)

@@ -26,4 +26,8 @@ typedef struct dnri_fuse_opts {
 } dnri_fuse_opts;
 dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *o);
 
+/* In layers/fuse_eval.c: the same for a graph that evaluates. Norms are folded into convolutions, by ops of phase
+ * PREPARE. */
+dnr_status dnri_model_fuse_eval(dnr_graph *g, dnr_device *dev, dnr_fusion fusion, bool timed);
+
 #endif

@@ -139,6 +139,26 @@ out:
     return st;
 }
 
+/* Finds the parts. What is prepared is kept, since it outlives a pass. */
+static dnr_status cut(dnri_plan *p)
+{
+    int i = 0;
+    for (; i < p->n && dnri_graph_op_c(p->g, i)->phase == DNRI_PREPARE; i++)
+        for (int k = 0; k < dnri_graph_op_c(p->g, i)->n_out; k++)
+            dnri_keep(p->g, dnri_graph_op_c(p->g, i)->out[k]);
+    p->end[DNRI_PART_PREPARE] = i;
+    while (i < p->n && (dnri_graph_training(p->g) || !dnri_graph_op_c(p->g, i)->def->is_loss))
+        i++;
+    p->end[DNRI_PART_FORWARD] = i;
+    p->end[DNRI_PART_LOSS] = p->n;
+    for (i = p->end[DNRI_PART_PREPARE]; i < p->n; i++)
+        if (dnri_graph_op_c(p->g, i)->phase == DNRI_PREPARE)
+            return DNR_FAIL(DNR_EUSAGE, "this is a defect of a rewrite: please report it",
+                            "%s of %s is to be prepared, but stands among the ops of the pass",
+                            dnri_graph_op_c(p->g, i)->def->name, dnri_graph_op_c(p->g, i)->name);
+    return DNR_OK;
+}
+
 static dnr_status lower(dnri_plan *p, const dnri_lower_opts *o)
 {
     p->n = dnri_graph_ops(p->g);
@@ -174,6 +194,7 @@ dnr_status dnri_plan_build(dnr_graph *g, dnr_device *dev, const char *name,
     DNR_GOTO(st, dnri_graph_status(g));
     DNR_GOTO(st, dnri_rewrite_split(g, dev));
     DNR_GOTO(st, lower(p, o));
+    DNR_GOTO(st, cut(p));
     DNR_GOTO(st, place(p, o->apart));
     *out = p;
     return DNR_OK;
@@ -186,8 +207,9 @@ void dnri_plan_free(dnri_plan *p)
 {
     if (!p)
         return;
-    if (p->program)
-        p->dev->be->capture_drop(p->dev, p->program);
+    for (int i = 0; i < DNRI_PARTS; i++)
+        if (p->program[i])
+            p->dev->be->capture_drop(p->dev, p->program[i]);
     for (int i = 0; p->steps && i < p->n; i++)
         if (p->steps[i].drop)
             p->steps[i].drop(p->steps[i].ctx);
@@ -224,9 +246,9 @@ void *dnri_plan_address(const dnri_plan *p, dnr_tid t)
     return p->spans[t].size ? (char *)p->base + p->spans[t].offset : NULL;
 }
 
-static dnr_status run_steps(dnri_plan *p)
+static dnr_status run_steps(dnri_plan *p, int part)
 {
-    for (int i = 0; i < p->n; i++)
+    for (int i = part ? p->end[part - 1] : 0; i < p->end[part]; i++)
         if (p->steps[i].run && p->steps[i].run(p->steps[i].ctx) != DNR_OK) {
             const dnri_op *op = dnri_graph_op_c(p->g, i);
             return dnri_fail_context("%s of %s", op->def->name, op->name);
@@ -234,11 +256,13 @@ static dnr_status run_steps(dnri_plan *p)
     return DNR_OK;
 }
 
-static dnr_status capture(dnri_plan *p)
+static dnr_status capture(dnri_plan *p, int part)
 {
     const dnri_backend *be = p->dev->be;
+    if (p->end[part] == (part ? p->end[part - 1] : 0))
+        return DNR_OK;
     DNR_TRY(be->capture_begin(p->dev));
-    dnr_status st = run_steps(p);
+    dnr_status st = run_steps(p, part);
     dnr_error first = *dnr_last_error();
     void *program = NULL;
     dnr_status end = be->capture_end(p->dev, &program); /* ends the capture in any case */
@@ -247,7 +271,7 @@ static dnr_status capture(dnri_plan *p)
             be->capture_drop(p->dev, program);
         return dnri_fail_as(&first);
     }
-    p->program = program;
+    p->program[part] = program;
     return end;
 }
 
@@ -270,14 +294,33 @@ dnr_status dnri_plan_bind(dnri_plan *p, dnri_store *store, void *arena, bool wan
     if (!want_capture || !p->dev->be->capture_begin)
         return DNR_OK;
     /* Libraries load their kernels at first use, which a capture cannot record. */
-    DNR_TRY(run_steps(p));
+    for (int part = 0; part < DNRI_PARTS; part++)
+        DNR_TRY(run_steps(p, part));
     DNR_TRY(p->dev->be->sync(p->dev, DNRI_COMPUTE));
-    return capture(p);
+    for (int part = 0; part < DNRI_PARTS; part++)
+        DNR_TRY(capture(p, part));
+    return DNR_OK;
+}
+
+static dnr_status run_part(dnri_plan *p, int part)
+{
+    return p->program[part] ? p->dev->be->replay(p->dev, p->program[part]) : run_steps(p, part);
+}
+
+dnr_status dnri_plan_prepare(dnri_plan *p)
+{
+    return run_part(p, DNRI_PART_PREPARE);
+}
+
+dnr_status dnri_plan_forward(dnri_plan *p)
+{
+    return run_part(p, DNRI_PART_FORWARD);
 }
 
 dnr_status dnri_plan_run(dnri_plan *p)
 {
-    return p->program ? p->dev->be->replay(p->dev, p->program) : run_steps(p);
+    DNR_TRY(run_part(p, DNRI_PART_FORWARD));
+    return run_part(p, DNRI_PART_LOSS);
 }
 
 /* Copies a kept tensor between the device and doubles on the host. */

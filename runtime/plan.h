@@ -20,7 +20,11 @@ void dnri_plan_free(dnri_plan *p);
 size_t dnri_plan_arena(const dnri_plan *p);       /* bytes at the peak, workspaces included */
 size_t dnri_plan_activations(const dnri_plan *p); /* the same without workspaces */
 dnr_status dnri_plan_bind(dnri_plan *p, dnri_store *store, void *arena, bool capture);
-dnr_status dnri_plan_run(dnri_plan *p);                 /* enqueue */
+/* Enqueue: the ops of phase PREPARE, to be run once the weights have changed, or others have used the arena; a whole
+ * pass; a pass of a graph that does not train, up to its loss. */
+dnr_status dnri_plan_prepare(dnri_plan *p);
+dnr_status dnri_plan_run(dnri_plan *p);
+dnr_status dnri_plan_forward(dnri_plan *p);
 void *dnri_plan_address(const dnri_plan *p, dnr_tid t); /* of a bound plan; NULL: not part of it */
 /* A kept tensor after a run, as doubles; waits for the device. */
 dnr_status dnri_plan_read(dnri_plan *p, dnr_tid t, double *host);

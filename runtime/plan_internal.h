@@ -7,6 +7,9 @@
 
 #define DNRI_ARENA_ALIGN 256
 
+/* What is run by itself. A training pass is all FORWARD; another one ends before its loss. */
+enum { DNRI_PART_PREPARE, DNRI_PART_FORWARD, DNRI_PART_LOSS, DNRI_PARTS };
+
 struct dnri_plan {
     char name[16];
     dnr_device *dev;
@@ -21,8 +24,9 @@ struct dnri_plan {
     size_t arena, activations;
     void *base; /* the arena's address, once bound */
     dnri_store *store;
-    void *program; /* captured; NULL: run step by step */
-    double *us;    /* microseconds of each op, where measured */
+    int end[DNRI_PARTS];       /* where the ops of each part end: the next one begins there */
+    void *program[DNRI_PARTS]; /* captured; NULL: run step by step */
+    double *us;                /* microseconds of each op, where measured */
 };
 
 static inline const dnri_span *dnri_workspace_span(const dnri_plan *p, int op)

@@ -13,6 +13,7 @@ struct dnri_store {
     dnri_params *params;
     dnri_numerics num;
     unsigned holds;
+    uint64_t changes;
     void *slab[DNRI_ROLES]; /* WEIGHT is MASTER where the types agree */
 };
 
@@ -115,6 +116,11 @@ void dnri_store_free(dnri_store *s)
     free(s);
 }
 
+uint64_t dnri_store_changes(const dnri_store *s)
+{
+    return s->changes;
+}
+
 dnri_params *dnri_store_params(const dnri_store *s)
 {
     return s->params;
@@ -193,6 +199,7 @@ dnr_status dnri_store_write(dnri_store *s, dnri_role role, int param, const doub
     DNR_TRY(find(s, &role, param, &x));
     enum { PIECE = 1 << 16 }; /* a whole copy would add to the peak of host memory */
     dnr_status st = DNR_OK;
+    s->changes++;
     double *value = malloc(2 * PIECE * sizeof *value); /* the second half is for staging */
     if (!value)
         return DNR_FAIL_NOMEM();
@@ -316,6 +323,7 @@ dnr_status dnri_store_swap_ema(dnri_store *s)
         return DNR_FAIL(DNR_EUSAGE, "set train.ema, for example 0.9999",
                         "this trainer keeps no averages of its weights");
     size_t room = slab_bytes(s->params, &s->num, s->holds, DNRI_GRAD);
+    s->changes++;
     for (int i = 0; i < 2; i++) {
         char *a = s->slab[AVERAGED[i][0]], *b = s->slab[AVERAGED[i][1]],
              *aside = s->slab[DNRI_GRAD];

@@ -125,5 +125,7 @@ dnr_status dnri_store_write(dnri_store *s, dnri_role role, int param, const doub
 dnr_status dnri_store_read_state(dnri_store *s, dnri_state *out);
 dnr_status dnri_store_write_state(dnri_store *s, const dnri_state *in);
 dnri_params *dnri_store_params(const dnri_store *s);
+/* Grows with each of these calls that changes weights or running statistics. */
+uint64_t dnri_store_changes(const dnri_store *s);
 
 #endif

@@ -76,8 +76,9 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
     if (!g)
         return DNR_FAIL_NOMEM();
     dnr_status s = emit_forward(t, g, training, batch, &out->logits);
-    if (s == DNR_OK && training)
-        s = emit_training(t, g, which == DNRI_LAST);
+    if (s == DNR_OK)
+        s = training ? emit_training(t, g, which == DNRI_LAST)
+                     : dnri_model_fuse_eval(g, t->dev, t->o.fusion, lower.benchmark);
     if (s != DNR_OK) {
         dnri_graph_free(g);
         return s;

@@ -57,6 +57,8 @@ struct dnr_trainer {
     void *logits; /* pinned, for dnr_trainer_predict; made when it first asks for them */
     char *notes[DNRI_NOTES][2]; /* key and text, for files of weights; a missing key ends them */
     int64_t fed;                /* batches so far, of any program */
+    uint64_t
+        prepared; /* what dnri_store_changes said when the evaluation was prepared; 0: it is not */
 
     int64_t steps, samples; /* enqueued */
     dnri_issued issued[2];  /* the last two steps */

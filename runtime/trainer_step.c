@@ -14,6 +14,9 @@
 
 #define WAIT_S 300.0
 
+/* What a batch is fed to: a training program, or evaluation's, whole or without its loss. */
+typedef enum feeding { FEED_MICRO, FEED_LAST, FEED_EVAL, FEED_PREDICT } feeding;
+
 enum { MARK_RUN = 0, MARK_COPY = 2, MARK_STATE = 3, MARK_EVAL = 5 };
 
 static dnr_status wait_for(const dnr_trainer *t, int mark, const char *what)
@@ -23,16 +26,45 @@ static dnr_status wait_for(const dnr_trainer *t, int mark, const char *what)
     return DNR_OK;
 }
 
+/* What evaluation makes of the weights lies in the arena, and so lasts until they change or a training step runs. */
+static dnr_status prepare_eval(dnr_trainer *t)
+{
+    const uint64_t now = dnri_store_changes(t->store);
+    if (t->prepared == now)
+        return DNR_OK;
+    DNR_TRY(dnri_plan_prepare(t->program[DNRI_EVAL].plan));
+    t->prepared = now;
+    return DNR_OK;
+}
+
+static dnr_status run_program(dnr_trainer *t, feeding what)
+{
+    if (what >= FEED_EVAL)
+        DNR_TRY(prepare_eval(t));
+    else
+        t->prepared = 0;
+    switch (what) {
+    case FEED_MICRO:
+        return dnri_plan_run(t->program[DNRI_MICRO].plan);
+    case FEED_LAST:
+        return dnri_plan_run(t->program[DNRI_LAST].plan);
+    case FEED_EVAL:
+        return dnri_plan_run(t->program[DNRI_EVAL].plan);
+    case FEED_PREDICT:
+        return dnri_plan_forward(t->program[DNRI_EVAL].plan);
+    }
+    return DNR_OK;
+}
+
 /* Enqueues one batch; returns when its slot may be used again. */
-static dnr_status feed(dnr_trainer *t, int program, void *slot, double lr, bool first)
+static dnr_status feed(dnr_trainer *t, feeding what, void *slot, double lr, bool first)
 {
     dnr_device *dev = t->dev;
     const dnri_backend *be = dev->be;
     const dnr_trainer_opts *o = &t->o;
     int k = (int)(t->fed & 1);
-    size_t bytes = program == DNRI_EVAL
-                       ? dnri_slot_bytes(o->eval_batch, o->eval_image, o->eval_image)
-                       : dnri_slot_bytes(o->batch, o->image, o->image);
+    size_t bytes = what >= FEED_EVAL ? dnri_slot_bytes(o->eval_batch, o->eval_image, o->eval_image)
+                                     : dnri_slot_bytes(o->batch, o->image, o->image);
 
     if (t->fed >= 2)
         DNR_TRY(wait_for(t, MARK_RUN + k, "the batch before the last"));
@@ -42,7 +74,7 @@ static dnr_status feed(dnr_trainer *t, int program, void *slot, double lr, bool 
     DNR_TRY(be->fence(dev, DNRI_COPY, DNRI_COMPUTE));
     DNR_TRY(be->copy(dev, DNRI_COMPUTE, dnri_store_ptr(t->store, DNRI_CELL, -1),
                      &t->pinned->cell[k], sizeof(void *)));
-    DNR_TRY(dnri_plan_run(t->program[program].plan));
+    DNR_TRY(run_program(t, what));
     DNR_TRY(be->mark(dev, DNRI_COMPUTE, MARK_RUN + k));
     t->fed++;
     return wait_for(t, MARK_COPY, "the copy of a batch to the device");
@@ -93,7 +125,7 @@ static double learning_rate(const dnr_trainer *t)
 
 static dnr_status feed_training(dnr_trainer *t, int64_t i, void *slot, double lr)
 {
-    return feed(t, i + 1 < t->o.accumulate ? DNRI_MICRO : DNRI_LAST, slot, lr, i == 0);
+    return feed(t, i + 1 < t->o.accumulate ? FEED_MICRO : FEED_LAST, slot, lr, i == 0);
 }
 
 static dnr_status end_step(dnr_trainer *t, double lr, dnr_loader *l, int64_t position)
@@ -231,7 +263,7 @@ dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out)
             return DNR_FAIL(DNR_EDATA, "check data.val", "the validation loader gave no batch");
         if (!more)
             return end_eval(t, out);
-        dnr_status s = feed(t, DNRI_EVAL, b.slot, 0, first);
+        dnr_status s = feed(t, FEED_EVAL, b.slot, 0, first);
         dnr_loader_release(l, &b);
         DNR_TRY(s);
     }
@@ -249,7 +281,7 @@ dnr_status dnr_trainer_eval_ema(dnr_trainer *t, dnr_loader *l, dnr_eval_result *
 
 dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval_result *out)
 {
-    DNR_TRY(feed(t, DNRI_EVAL, slot, 0, first));
+    DNR_TRY(feed(t, FEED_EVAL, slot, 0, first));
     return end_eval(t, out);
 }
 
@@ -261,7 +293,7 @@ dnr_status dnr_trainer_predict(dnr_trainer *t, const dnr_batch *b, float *logits
     DNR_TRY(check_batch(b, t->o.eval_batch, t->o.eval_image));
     if (logits && !t->logits)
         DNR_TRY(be->alloc_host(t->dev, dnri_bytes(d), &t->logits));
-    DNR_TRY(feed(t, DNRI_EVAL, b->slot, 0, true));
+    DNR_TRY(feed(t, FEED_PREDICT, b->slot, 0, true));
     if (!logits)
         return DNR_OK;
     DNR_TRY(be->copy(t->dev, DNRI_COMPUTE, t->logits, dnri_plan_address(p->plan, p->logits),

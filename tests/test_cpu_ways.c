@@ -38,7 +38,7 @@ static double error_of(const float *got, const double *want, int64_t n)
 }
 
 /* tensor[which] in fp64 from the two others; they are src, weights, bias (absent), dst. */
-static double *naive(const dnri_dnn_desc *d, int which, float *const tensor[4])
+static double *naive(const dnri_dnn_desc *d, int which, float *const *tensor)
 {
     const dnr_desc *x = &d->shape[0], *w = &d->shape[1], *y = &d->shape[3];
     double *out = calloc((size_t)dnri_count(&d->shape[which]), sizeof *out);
@@ -80,13 +80,13 @@ static dnri_dnn_desc describe(shape s, dnri_dnn_pass pass)
 }
 
 /* Runs the step twice on memory full of NaN; the result's error. */
-static double run_step(dnri_step *step, const dnri_dnn_desc *d, int which, float *const tensor[4],
+static double run_step(dnri_step *step, const dnri_dnn_desc *d, int which, float *const *tensor,
                        const double *want)
 {
     size_t count = (size_t)dnri_count(&d->shape[which]);
     float *out = malloc(count * sizeof *out);
     dnri_binding b = {.workspace = aligned_alloc(256, (step->workspace + 511) / 256 * 256)};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < (d->added ? 5 : 4); i++)
         b.in[i] = i == which ? out : tensor[i];
     memset(b.workspace, 0xff, step->workspace);
     assert_int_equal(step->bind(step->ctx, &b), DNR_OK);
@@ -101,7 +101,7 @@ static double run_step(dnri_step *step, const dnri_dnn_desc *d, int which, float
     return e;
 }
 
-static const int slots[4] = {0, 1, DNRI_DNN_ABSENT, 3};
+static const int slots[4] = {0, 1, DNRI_DNN_ABSENT, 3}, all_slots[4] = {0, 1, 2, 3};
 
 /* Relative error. oneDNN's range from 1e-7 to 1.3e-6 here, Winograd's from 1e-7 to 1.1e-6. */
 #define BOUND 2e-6
@@ -150,6 +150,65 @@ static void check(shape s, int want_winograd)
             free(tensor[i]);
         free(want);
     }
+}
+
+/* Bias, residual and ReLU after each way's convolution; oneDNN reads the residual, or adds to a copy. */
+static void check_epilogue(shape s, bool relu, bool added, bool in_place)
+{
+    dnri_dnn_desc d = describe(s, DNRI_DNN_FPROP);
+    float *tensor[5] = {0};
+    d.training = false;
+    d.shape[DNRI_DNN_BIAS] = (dnr_desc){DNR_F32, {1, 1, 1, s.k}};
+    for (int i = 0; i < 5; i++) {
+        const int64_t n = dnri_count(&d.shape[i < 4 ? i : DNRI_DNN_DST]);
+        tensor[i] = malloc((size_t)n * sizeof(float));
+        for (int64_t j = 0; j < n; j++)
+            tensor[i][j] = (i == 2 || i == 4 ? 3 : 1) * draw();
+    }
+    double *want = naive(&d, DNRI_DNN_DST, tensor);
+    for (int64_t i = 0; i < dnri_count(&d.shape[DNRI_DNN_DST]); i++) {
+        want[i] += (double)tensor[2][i % s.k] + (added ? (double)tensor[4][i] : 0);
+        want[i] = relu && want[i] < 0 ? 0 : want[i];
+    }
+    d.biased = true;
+    d.relu = relu;
+    d.added = added;
+    d.in_place = in_place;
+    d.residual = 4;
+    for (int i = dnri_winograd_fits(&d) ? -1 : 0;; i++) {
+        dnri_step step = {0};
+        d.candidate = i;
+        if (i < 0)
+            assert_int_equal(dnri_winograd_step(dev, &d, all_slots, &step), DNR_OK);
+        else
+            assert_int_equal(dnri_cpu_dnn_step(dev, &d, all_slots, &step), DNR_OK);
+        if (!step.run && step.impl[0])
+            continue;
+        if (!step.run) {
+            assert_true(i > 0 && i < 64);
+            break;
+        }
+        char impl[64];
+        snprintf(impl, sizeof impl, "%s", step.impl);
+        assert_true(i != 0 || !in_place || strstr(impl, "copy"));
+        const double e = run_step(&step, &d, DNRI_DNN_DST, tensor, want);
+        if (e >= BOUND)
+            fail_msg("%s, relu %d, residual %d, copied %d: %.2g", impl, relu, added, in_place, e);
+    }
+    for (int i = 0; i < 5; i++)
+        free(tensor[i]);
+    free(want);
+}
+
+static void test_epilogues(void **unused)
+{
+    static const shape shapes[] = {
+        {2, 9, 10, 16, 32, 3, 1, 1}, {1, 8, 8, 64, 64, 3, 1, 1}, {2, 7, 7, 32, 64, 1, 1, 0},
+        {2, 9, 9, 16, 16, 1, 2, 0},  {1, 15, 15, 3, 8, 7, 2, 3},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        for (int form = 0; form < 6; form++)
+            check_epilogue(shapes[i], form & 1, form >= 2, form >= 4);
 }
 
 static void test_ways_agree(void **unused)
@@ -244,6 +303,7 @@ static int close_device(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_ways_agree),
-                                       cmocka_unit_test(test_contest)};
+                                       cmocka_unit_test(test_contest),
+                                       cmocka_unit_test(test_epilogues)};
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

@@ -117,6 +117,32 @@ static void test_statistics(void **state)
     }
 }
 
+/* Each convolution of an evaluation with bias and ReLU, and those that need it with a residual, or without ReLU; batch 1
+ * as well. All are precompiled: what is compiled at run time is not asked for. */
+static void test_epilogues(void **state)
+{
+    static const struct {
+        dnr_dtype type;
+        bool tf32;
+    } types[] = {{DNR_F16, false}, {DNR_BF16, false}, {DNR_F32, true}, {DNR_F32, false}};
+    if (!probe)
+        skip();
+    for (int t = 0; t < 4; t++)
+        for (int i = 0; i < N_SHAPES; i++)
+            for (int form = 0; form < 6; form++) {
+                const int *s = resnet50[i];
+                dnri_conv_problem p =
+                    problem(s, DNRI_FPROP_ACT, types[t].type, types[t].tf32, form % 2 ? 1 : 256);
+                const bool expands = s[3] == 1 && s[2] == 4 * s[0],
+                           projects = s[3] == 1 && s[4] == 2;
+                p.residual = form / 2 == 1;
+                p.relu = form / 2 < 2;
+                if (form / 2 == 0 || (form / 2 == 1 && expands) ||
+                    (form / 2 == 2 && (expands || projects)))
+                    expect_plan(&p);
+            }
+}
+
 static void test_workspace_cap(void **state)
 {
     if (!probe)
@@ -164,6 +190,7 @@ int main(void)
         cmocka_unit_test(test_resnet50),     cmocka_unit_test(test_packed_stem),
         cmocka_unit_test(test_statistics),   cmocka_unit_test(test_workspace_cap),
         cmocka_unit_test(test_fp32_is_fp32), cmocka_unit_test(test_bad_device),
+        cmocka_unit_test(test_epilogues),
     };
     device = paper_properties();
     *(void **)&probe = paper_symbol("dnri_cudnn_probe");

@@ -61,6 +61,86 @@ static void test_conv(void **state)
     assert_int_equal(bad, 0);
 }
 
+/* The bias is a value that the compute type holds, so that either form of it serves. */
+static void build_conv_act(probe *p, const shape *c)
+{
+    const dnri_conv_act_attr a = {{c->kernel, c->stride, c->pad, c->h, c->w}, c->relu};
+    const int64_t P = (c->h + 2 * c->pad - c->kernel) / c->stride + 1;
+    const int64_t Q = (c->w + 2 * c->pad - c->kernel) / c->stride + 1;
+    const dnr_tid x = probe_tensor(p, "x", c->n, c->h, c->w, c->c);
+    const dnr_tid w = probe_tensor(p, "w", c->k, c->kernel, c->kernel, c->c);
+    const dnr_tid bias = probe_vector(p, "bias", c->k, 3, 1);
+    const dnr_tid low = probe_leaf(p, "low", dnri_desc1(probe_compute(p), c->k), 1, 0);
+    const dnr_tid residual =
+        c->residual ? probe_tensor(p, "residual", c->n, P, Q, c->k) : DNRI_NONE;
+    dnr_tid y = DNRI_NONE;
+    if (probe_values(p, low))
+        memcpy(probe_values(p, low), probe_values(p, bias), (size_t)c->k * sizeof(double));
+    probe_emit(p, &dnri_def_conv_act, &a, sizeof a, 5, (dnr_tid[]){x, w, bias, residual, low}, 1,
+               &y);
+    /* without an engine for it the convolution is rounded, too */
+    probe_result(p, "conv.act", "y", y, PRODUCT, 2);
+}
+
+/* Smaller ones in every form; the others are large enough to be timed, where that is asked for. */
+static void test_conv_act(void **state)
+{
+    static const shape cases[] = {
+        {NHWC(2, 8, 8, 16), .k = 32, WINDOW(3, 1, 1)},
+        {NHWC(2, 9, 7, 16), .k = 8, WINDOW(3, 2, 1)},
+        {NHWC(1, 7, 7, 3), .k = 5, WINDOW(3, 1, 1)},
+        {NHWC(2, 8, 8, 8), .k = 16, WINDOW(1, 1, 0)},
+        {NHWC(2, 9, 9, 8), .k = 16, WINDOW(1, 2, 0)},
+        {NHWC(1, 5, 5, 17), .k = 3, WINDOW(3, 1, 0)},
+        {NHWC(2, 15, 13, 3), .k = 8, WINDOW(7, 2, 3)},
+        {NHWC(2, 7, 7, 64), .k = 128, WINDOW(1, 1, 0)},
+        {NHWC(2, 4, 4, 64), .k = 64, WINDOW(3, 1, 1)},
+        {NHWC(1, 1, 1, 16), .k = 16, WINDOW(1, 1, 0)},
+        {NHWC(3, 6, 10, 128), .k = 32, WINDOW(1, 1, 0)},
+        {NHWC(1, 6, 6, 5), .k = 7, WINDOW(1, 1, 0)},
+    };
+    int bad = 0;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        for (int form = 0; form < 4; form++) {
+            shape c = cases[i];
+            c.relu = form & 1;
+            c.residual = form & 2;
+            bad += probe_run(build_conv_act, NULL, &c);
+        }
+    assert_int_equal(bad, 0);
+}
+
+/* c->special: a packing; shift: how far before the kernel it begins. */
+static void build_fold(probe *p, const shape *c)
+{
+    const dnri_fold_attr a = {DNRI_NORM_EPS, c->special ? c->k % 2 ? DNRI_BLOCKS : DNRI_QUADS : 0,
+                              c->pad % 2};
+    const dnr_desc w = dnri_desc4(probe_master(p), c->k, c->kernel, c->kernel, c->c);
+    const dnr_tid in[] = {probe_leaf(p, "w", w, 1, 0), probe_vector(p, "gamma", c->k, 0.5, 0.5),
+                          probe_vector(p, "beta", c->k, 0.5, 0),
+                          probe_vector(p, "mean", c->k, 1, 1),
+                          probe_vector(p, "var", c->k, 0.1, 1)};
+    dnr_tid out[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE};
+    probe_emit(p, &dnri_def_fold, &a, sizeof a, 5, in, 3, out);
+    probe_result(p, "fold", "w", out[0], POINT, 1);
+    probe_result(p, "fold", "bias", out[1], SUM, 1);
+    probe_result(p, "fold", "low", out[2], POINT, 1);
+}
+
+static void test_fold(void **state)
+{
+    static const shape cases[] = {
+        {NHWC(1, 1, 1, 16), .k = 32, WINDOW(3, 1, 1)},
+        {NHWC(1, 1, 1, 3), .k = 64, WINDOW(7, 2, 3)},
+        {NHWC(1, 1, 1, 5), .k = 7, WINDOW(1, 1, 0)},
+        {NHWC(1, 1, 1, 512), .k = 2, WINDOW(3, 1, 1)},
+    };
+    int bad = 0;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        bad += probe_run(build_fold, NULL, &cases[i]);
+    assert_int_equal(bad, 0);
+}
+
 static void build_dense(probe *p, const shape *c)
 {
     const dnr_tid x = probe_tensor(p, "x", c->n, 1, 1, c->c),
@@ -416,8 +496,10 @@ static void test_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conv),     cmocka_unit_test(test_dense), cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_norm_bwd), cmocka_unit_test(test_point), cmocka_unit_test(test_pools),
+        cmocka_unit_test(test_conv),     cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_norm),     cmocka_unit_test(test_conv_act),
+        cmocka_unit_test(test_fold),     cmocka_unit_test(test_norm_bwd),
+        cmocka_unit_test(test_point),    cmocka_unit_test(test_pools),
         cmocka_unit_test(test_shortcut), cmocka_unit_test(test_loss),
     };
     const int rc = probe_open(argc, argv);

@@ -298,6 +298,72 @@ static dnr_batch own_batch(training *r, int batch, int first, int count)
     return b;
 }
 
+/* Both say the same of pictures 0 … 31, to the rounding of folded weights. */
+static dnr_eval_result same_evaluation(training *a, training *b)
+{
+    dnr_eval_result x = tr_evaluate(a, 32), y = tr_evaluate(b, 32);
+    assert_true(fabs(x.loss / y.loss - 1) < tr_rounding(a));
+    assert_true(x.images == y.images);
+    if (tr_rounding(a) < 0.01)
+        assert_true(x.correct1 == y.correct1 && x.correct5 == y.correct5);
+    return x;
+}
+
+/* Norms are folded into convolutions for an evaluation, anew each time that weights or statistics have changed, or the
+ * arena was used by something else, and not otherwise. */
+static void evaluation_folds_the_weights_of_now(void **state)
+{
+    dnr_trainer_opts o = tr_options(state);
+    o.ema = 0.5;
+    training a = tr_open(state, &o);
+    o.fusion = DNR_FUSION_OFF;
+    training b = tr_open(state, &o);
+    training *const both[] = {&a, &b};
+    int folds = 0;
+    const dnr_graph *g = dnri_plan_graph(a.t->program[DNRI_EVAL].plan);
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        folds += dnri_graph_op_c(g, i)->phase == DNRI_PREPARE;
+    assert_int_equal(folds, 7); /* ResNet-8's convolutions */
+    dnr_eval_result e[7];
+    e[0] = same_evaluation(&a, &b); /* initial weights */
+    tr_train(&a, 0, 4);
+    tr_train(&b, 0, 4);
+    e[1] = same_evaluation(&a, &b); /* trained */
+    assert_true(a.t->prepared != 0);
+    const uint64_t prepared = a.t->prepared;
+    same_evaluation(&a, &b);
+    assert_true(a.t->prepared == prepared);
+    for (int i = 0; i < 2; i++)
+        OK(dnri_store_swap_ema(both[i]->t->store));
+    e[2] = same_evaluation(&a, &b); /* averages */
+    for (int i = 0; i < 2; i++)
+        OK(dnri_store_swap_ema(both[i]->t->store));
+    e[3] = same_evaluation(&a, &b);
+    assert_memory_equal(&e[3], &e[1], sizeof e[1]); /* as before, bit for bit */
+    dnr_batch pictures = own_batch(&a, TR_BATCH, 0, TR_BATCH);
+    float logits[2][TR_BATCH * TR_CLASSES];
+    tr_train(&a, 64, 1);
+    tr_train(&b, 64, 1);
+    for (int i = 0; i < 2; i++) /* right after a step, without an evaluation in between */
+        OK(dnr_trainer_predict(both[i]->t, &pictures, logits[i]));
+    double d = 0, norm = 0;
+    for (int i = 0; i < TR_BATCH * TR_CLASSES; i++) {
+        d += pow((double)(logits[0][i] - logits[1][i]), 2);
+        norm += pow((double)logits[1][i], 2);
+    }
+    assert_true(sqrt(d / norm) < fmax(tr_rounding(&a), 1e-6)); /* logits are fp32 */
+    e[4] = same_evaluation(&a, &b);
+    for (int i = 0; i < 2; i++)
+        OK(dnri_store_init(both[i]->t->store, 1));
+    e[5] = same_evaluation(&a, &b); /* loaded */
+    for (int i = 0; i < 5; i++)
+        assert_true(i == 2 || fabs(e[i].loss / e[i + 1].loss - 1) > 1e-3 || i + 1 == 3);
+    assert_true(fabs(e[5].loss / e[0].loss - 1) < tr_rounding(&a));
+    dnr_batch_free(a.dev, &pictures);
+    tr_close(&a);
+    tr_close(&b);
+}
+
 static void batches_of_the_caller(void **state)
 {
     dnr_trainer_opts o = tr_options(state);
@@ -583,6 +649,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(overflow_is_skipped),
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(evaluation_is_exact),
+        cmocka_unit_test(evaluation_folds_the_weights_of_now),
         cmocka_unit_test(evaluation_does_not_disturb_training),
         cmocka_unit_test(batches_of_the_caller),
         cmocka_unit_test(predictions_are_what_evaluation_counts),

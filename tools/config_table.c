@@ -203,7 +203,9 @@ const cfg_key cfg_keys[] = {
         "also algebraic batch norm, where the device has it (CUDA): the gradients of 1x1 "
         "convolutions that widen (the last of a bottleneck block, and projections) and of the "
         "batch norm behind them come without the tensor between the two, which is then not kept; "
-        "`auto`: `d1`. The results differ by rounding only."),
+        "`auto`: `d1`. All but `off` also fold batch norm into the convolutions for evaluation. "
+        "The "
+        "results differ by rounding only."),
     PATH("cudnn.cache", cudnn.cache,
          "CUDA: file that keeps what `cudnn.benchmark` chose, by GPU, driver, versions and "
          "convolution, "

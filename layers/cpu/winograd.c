@@ -30,6 +30,7 @@ enum {
 };
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t bits __attribute__((vector_size(4 * LANES)));
 typedef float vec_in_memory __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define VEC(p)  (*(vec_in_memory *)(p))
 #define CVEC(p) ((vec) * (const vec_in_memory *)(p))
@@ -49,8 +50,10 @@ typedef struct wino {
     int64_t v_row, v_plane, m_row, m_plane, u_plane; /* strides, floats */
     const float *x, *y_in;
     float *y;
-    const float *weights;
+    const float *weights, *bias, *residual; /* bias and residual: fprop's, or NULL */
     float *dw, *u, *v, *m, *zeros;
+    int added; /* the op's input that is the residual */
+    bool relu;
 } wino;
 
 /* ---- 36 points from pixels and back, one direction; `s` is the stride between vectors */
@@ -203,9 +206,12 @@ DNRI_INLINE void put_y(const wino *s, int64_t t, const float *m, int64_t row)
     int64_t in = t % (s->th * s->tw), n = t / (s->th * s->tw);
     int64_t h0 = in / s->tw * 4, w0 = in % s->tw * 4;
     int hs = s->p - h0 < 4 ? (int)(s->p - h0) : 4, ws = s->q - w0 < 4 ? (int)(s->q - w0) : 4;
-    float *y = s->y + ((n * s->p + h0) * s->q + w0) * s->co;
+    const int64_t at = ((n * s->p + h0) * s->q + w0) * s->co;
+    float *y = s->y + at;
+    const float *residual = s->residual ? s->residual + at : NULL;
     for (int64_t c = 0; c < s->co; c += LANES) {
         const float *from = m + row * s->m_row + c;
+        const vec bias = s->bias ? CVEC(s->bias + c) : (vec){0};
         UNROLL for (int j = 0; j < 6; j++)
         {
             UNROLL for (int i = 0; i < 6; i++) d[6 * i + j] = CVEC(from + (6 * i + j) * s->m_plane);
@@ -213,8 +219,14 @@ DNRI_INLINE void put_y(const wino *s, int64_t t, const float *m, int64_t row)
         }
         for (int i = 0; i < hs; i++) {
             pixels_of(e + 6 * i, 4, 1, o, 1);
-            for (int j = 0; j < ws; j++)
-                VEC(y + (i * s->q + j) * s->co + c) = o[j];
+            for (int j = 0; j < ws; j++) {
+                vec r = o[j] + bias;
+                if (residual)
+                    r += CVEC(residual + (i * s->q + j) * s->co + c);
+                if (s->relu)
+                    r = (vec)((bits)r & ~(r < 0)); /* NaN passes */
+                VEC(y + (i * s->q + j) * s->co + c) = r;
+            }
         }
     }
 }
@@ -358,6 +370,8 @@ static dnr_status bind(void *ctx, const dnri_binding *b)
     s->x = at[back ? DNRI_DNN_DST : DNRI_DNN_SRC];
     s->y = at[back ? DNRI_DNN_SRC : DNRI_DNN_DST];
     s->y_in = s->y;
+    s->bias = at[DNRI_DNN_BIAS];
+    s->residual = s->added ? b->in[s->added] : NULL;
     s->weights = s->dw = at[DNRI_DNN_WEIGHTS];
     s->u = b->workspace;
     s->v = s->u + POINTS * s->u_plane;
@@ -399,6 +413,8 @@ dnr_status dnri_winograd_step(dnr_device *dev, const dnri_dnn_desc *d, const int
     snprintf(out->impl, sizeof out->impl, "winograd 4x4");
     s->pass = d->pass;
     memcpy(s->slot, slot, sizeof s->slot);
+    s->relu = d->relu;
+    s->added = d->added ? d->residual : 0;
     set_shape(s, d);
     s->slices = dnri_cpu_of(dev)->threads;
     int64_t columns = wgrad ? s->ci : s->co;

@@ -9,7 +9,8 @@
  * In fp16 the engine of 404 and 552 may sum in less than fp32, so that it is taken only where it is timed and proves
  * right: see tune.c. (Its wgrad does not: of 398 microseconds, it is off by 1.4e-3.) So fp16 in training takes
  * QUADS forwards and BLOCKS backwards, written side by side: another 103 MB written, some 30 microseconds; all
- * else takes BLOCKS. Weights are packed anew each step, and dw is unpacked where it is widened. */
+ * else takes BLOCKS. Weights are packed anew each step, unless they come packed, as a fold's do, and dw is unpacked where
+ * it is widened. */
 #include "../../runtime/cuda/convplan.h"
 #include "../../runtime/engine_ops.h"
 #include "../layers.h"
@@ -19,6 +20,7 @@
 
 typedef struct stem {
     bool wgrad;
+    bool packed; /* w is so already */
     k_packed_args weights;
     k_conv_args geometry; /* of the packed convolution */
     const dnri_conv_plan *plan;
@@ -38,7 +40,7 @@ static dnr_status prepare(dnri_cuda_op *s)
 {
     stem *c = s->own;
     const dnri_conv_at at = {.x = s->at.in[0],
-                             .w = s->at.workspace,
+                             .w = c->packed ? s->at.in[1] : s->at.workspace,
                              .y = c->wgrad ? s->at.in[1] : s->at.out[0],
                              .workspace = (char *)s->at.workspace + c->bytes};
     if (!c->plan->plan)
@@ -53,8 +55,8 @@ static dnr_status run(dnri_cuda_op *s)
 {
     stem *c = s->own;
     k_packed_args w = c->weights;
-    void *packed = s->at.workspace;
-    if (!c->wgrad)
+    void *packed = c->packed ? s->at.in[1] : s->at.workspace;
+    if (!c->wgrad && !c->packed)
         k_pack_weight(s->stream, &w, s->at.in[1], packed);
     if (c->plan->plan) {
         DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
@@ -77,8 +79,8 @@ static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
     const dnr_desc *w = dnri_desc(g, op->def == &dnri_def_packed_conv ? op->in[1] : op->out[0]);
     const dnr_dtype type = dnri_desc(g, op->in[0])->dtype;
     const bool wgrad = op->def == &dnri_def_packed_conv_wgrad;
-    return w->dim[3] == 3 && a->conv.kernel == 7 && a->conv.stride == 2 && a->conv.pad == 3 &&
-           a->conv.h % 2 == 0 && a->conv.w % 2 == 0 &&
+    return (w->dim[3] == 3 || !wgrad) && a->conv.kernel == 7 && a->conv.stride == 2 &&
+           a->conv.pad == 3 && a->conv.h % 2 == 0 && a->conv.w % 2 == 0 &&
            (a->packing == DNRI_BLOCKS ? type == DNR_F16 || type == DNR_BF16
                                       : type == DNR_F16 && !wgrad);
 }
@@ -113,8 +115,11 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     dnri_cuda *d = dnri_cuda_of(dev);
     dnri_conv_problem p = problem_of(dnri_desc(g, op->in[0]),
                                      dnri_desc(g, wgrad ? op->in[1] : op->out[0]), wgrad, a, o);
-    const size_t bytes = ((size_t)(p.k * p.kernel * p.kernel * p.c) * sizeof(float) + 255) &
-                         ~(size_t)255; /* room for plain loops' dw */
+    const bool packed = !wgrad && dnri_desc(g, op->in[1])->dim[3] != 3;
+    const size_t bytes = packed
+                             ? 0
+                             : ((size_t)(p.k * p.kernel * p.kernel * p.c) * sizeof(float) + 255) &
+                                   ~(size_t)255; /* room for plain loops' dw */
     dnri_conv_plan *plan;
     dnri_cuda_op *s;
     p.workspace_cap = o->workspace_cap > bytes ? (int64_t)(o->workspace_cap - bytes) : 0;
@@ -128,13 +133,14 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     stem *c = calloc(1, sizeof *c);
     if (!c)
         return DNR_FAIL_NOMEM();
-    dnr_status st =
-        dnri_cuda_lower(dev, g, op, run, 2, plan->plan ? plan->impl : "direct", out, &s);
+    dnr_status st = dnri_cuda_lower(dev, g, op, run, packed ? 1 : 2,
+                                    plan->plan ? plan->impl : "direct", out, &s);
     if (st != DNR_OK) {
         free(c);
         return st;
     }
     *c = (stem){.wgrad = wgrad,
+                .packed = packed,
                 .weights = {(int)p.type, (int)p.k, a->conv.kernel, (int)p.kernel, a->conv.pad % 2,
                             a->packing == DNRI_BLOCKS},
                 .geometry = {(int)p.type, d->sms, (int)p.n, (int)p.h, (int)p.w, (int)p.c, (int)p.p,

@@ -164,6 +164,32 @@ void k_conv_fprop(cudaStream_t s, const k_conv_args *a, const void *x, const voi
 void k_conv_dgrad(cudaStream_t s, const k_conv_args *a, const void *dy, const void *w, void *dx);
 void k_conv_wgrad(cudaStream_t s, const k_conv_args *a, const void *x, const void *dy, float *dw);
 
+/* ---- conv_act.cu: what evaluation has beside convolutions */
+/* y = act(y + bias + residual), rows of c channels; residual may be NULL */
+typedef struct k_bias_act_args {
+    int type, sms;
+    int64_t rows, c;
+    const float *bias;
+    const void *residual;
+    void *y;
+    bool relu;
+} k_bias_act_args;
+void k_bias_act(cudaStream_t s, const k_bias_act_args *a);
+/* y [n,p,q,c] = max(0, bias + the window's maximum) */
+void k_max_pool_act(cudaStream_t s, const k_pool_args *a, const void *x, const float *bias,
+                    void *y);
+/* A norm folded into weights w [k,each]; `low`, the bias in `type`, may be NULL. */
+typedef struct k_fold_norm_args {
+    int type, k, each;
+    double eps;
+    const float *w, *gamma, *beta, *mean, *var;
+    void *folded, *low;
+    float *bias;
+} k_fold_norm_args;
+void k_fold_norm(cudaStream_t s, const k_fold_norm_args *a);
+/* likewise, w [k,kernel,kernel,3] becoming packed weights; in conv_packed.cu */
+void k_fold_norm_packed(cudaStream_t s, const k_fold_norm_args *a, const k_packed_args *p);
+
 #ifdef __cplusplus
 }
 #endif

@@ -30,6 +30,13 @@ static dnr_status run_max(dnri_cuda_op *s)
     return DNR_OK;
 }
 
+static dnr_status run_max_act(dnri_cuda_op *s)
+{
+    k_pool_args a = args_of(s, &s->out[0]);
+    k_max_pool_act(s->stream, &a, s->at.in[0], s->at.in[1], s->at.out[0]);
+    return DNR_OK;
+}
+
 static dnr_status run_max_bwd(dnri_cuda_op *s)
 {
     k_pool_args a = args_of(s, &s->in[0]);
@@ -75,6 +82,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     } ops[] = {
         {&dnri_def_max_pool, run_max, "k_max_pool"},
         {&dnri_def_max_pool_bwd, run_max_bwd, "k_max_pool_bwd"},
+        {&dnri_def_max_pool_act, run_max_act, "k_max_pool_act"},
         {&dnri_def_avg_pool, run_avg, "k_avg_pool"},
         {&dnri_def_avg_pool_bwd, run_avg_bwd, "k_avg_pool_bwd"},
         {&dnri_def_global_pool, run_global, "k_global_pool"},
@@ -91,11 +99,8 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
 }
 
 const dnri_lowering dnri_cuda_pool[] = {
-    {&dnri_def_max_pool, NULL, lower},
-    {&dnri_def_max_pool_bwd, NULL, lower},
-    {&dnri_def_avg_pool, NULL, lower},
-    {&dnri_def_avg_pool_bwd, NULL, lower},
-    {&dnri_def_global_pool, NULL, lower},
-    {&dnri_def_global_pool_bwd, NULL, lower},
-    {0},
+    {&dnri_def_max_pool, NULL, lower},        {&dnri_def_max_pool_bwd, NULL, lower},
+    {&dnri_def_max_pool_act, NULL, lower},    {&dnri_def_avg_pool, NULL, lower},
+    {&dnri_def_avg_pool_bwd, NULL, lower},    {&dnri_def_global_pool, NULL, lower},
+    {&dnri_def_global_pool_bwd, NULL, lower}, {0},
 };

@@ -86,6 +86,16 @@ static dnnl_status_t pd_first(dnri_dnn *e, const pd_args *a, const_dnnl_primitiv
     return dnnl_invalid_arguments;
 }
 
+static dnnl_status_t add_relu(dnnl_post_ops_t p)
+{
+    return dnnl_post_ops_append_eltwise(p, dnnl_eltwise_relu, 0, 0);
+}
+
+static dnnl_status_t add_sum(dnnl_post_ops_t p)
+{
+    return dnnl_post_ops_append_sum(p, 1, 0, dnnl_data_type_undef);
+}
+
 static dnnl_status_t pd_make(dnri_dnn *e, const pd_args *a, const_dnnl_primitive_desc_t hint,
                              dnnl_primitive_desc_t *pd)
 {
@@ -112,6 +122,16 @@ static dnnl_status_t md_make(tensor_md *m, int n, const dnnl_dims_t dims, dnnl_d
 
 static void md_drop(tensor_md *m)
 {
+}
+
+static dnnl_status_t add_relu(dnnl_post_ops_t p)
+{
+    return dnnl_post_ops_append_eltwise(p, 1, dnnl_eltwise_relu, 0, 0);
+}
+
+static dnnl_status_t add_sum(dnnl_post_ops_t p)
+{
+    return dnnl_post_ops_append_sum(p, 1);
 }
 
 static dnnl_status_t pd_make(dnri_dnn *e, const pd_args *a, const_dnnl_primitive_desc_t hint,
@@ -237,14 +257,14 @@ bool dnri_dnn_native_bf16(void)
            dnnl_cpu_isa_avx512_core_bf16;
 }
 
-/* A primitive and its arguments. Memories SRC … DST hold the caller's addresses, PACKED the weights as the
- * implementation wants them, SCRATCH + i the scratchpad of call i. */
-enum { PACKED = DNRI_DNN_DST + 1, SCRATCH, MEMORIES = SCRATCH + 2 };
+/* A primitive and its arguments. Memories SRC … DST and RESIDUAL hold the caller's addresses, PACKED the weights as
+ * the implementation wants them, SCRATCH + i the scratchpad of call i. */
+enum { RESIDUAL = DNRI_DNN_DST + 1, PACKED, SCRATCH, MEMORIES = SCRATCH + 2 };
 
 typedef struct call {
     dnnl_primitive_t primitive;
     int n;
-    dnnl_exec_arg_t arg[5];
+    dnnl_exec_arg_t arg[6];
 } call;
 
 struct dnri_dnn_op {
@@ -367,6 +387,28 @@ out:
     return st;
 }
 
+/* What follows a convolution, in this order. */
+static dnr_status add_post_ops(const dnri_dnn_desc *d, const tensor_md *dst,
+                               dnnl_primitive_attr_t attr)
+{
+    dnr_status st = DNR_OK;
+    dnnl_post_ops_t p = NULL;
+    if (!d->relu && !d->added)
+        return DNR_OK;
+    DNN_GOTO("set attributes", dnnl_post_ops_create(&p));
+    if (d->added && d->in_place)
+        DNN_GOTO("add a residual", add_sum(p));
+    else if (d->added)
+        DNN_GOTO("add a residual", dnnl_post_ops_append_binary(p, dnnl_binary_add, md_of(dst)));
+    if (d->relu)
+        DNN_GOTO("add a ReLU", add_relu(p));
+    DNN_GOTO("set attributes", dnnl_primitive_attr_set_post_ops(attr, p));
+out:
+    if (p)
+        dnnl_post_ops_destroy(p);
+    return st;
+}
+
 static bool for_older_cpus(const char *impl)
 {
     return dnnl_get_effective_cpu_isa() >= dnnl_cpu_isa_avx512_core &&
@@ -383,14 +425,16 @@ dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **ou
         {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_BIAS, DNNL_ARG_DIFF_DST}};
     dnr_status st = DNR_OK;
     tensor_md md[4] = {0}, plain = {0}, fwd_weights = {0};
-    dnnl_primitive_attr_t attr = NULL;
+    dnnl_primitive_attr_t attr = NULL, plain_attr = NULL;
     dnnl_primitive_desc_t hint = NULL, pd = NULL;
     dnri_dnn_op *op = calloc(1, sizeof *op);
     if (!op)
         return DNR_FAIL_NOMEM();
     op->e = e;
     DNN_GOTO("set attributes", attr_make(d->deterministic, &attr));
+    DNN_GOTO("set attributes", attr_make(d->deterministic, &plain_attr));
     DNR_GOTO(st, make_mds(d, md, &plain));
+    DNR_GOTO(st, add_post_ops(d, &md[DNRI_DNN_DST], attr));
 
     pd_args a = {
         .pass = d->pass, .dense = d->dense, .training = d->training, .md = md, .attr = attr};
@@ -433,11 +477,17 @@ dnr_status dnri_dnn_create(dnri_dnn *e, const dnri_dnn_desc *d, dnri_dnn_op **ou
         if (md[i].set)
             DNR_GOTO(st, add_memory(op, i, md_of(i == DNRI_DNN_WEIGHTS ? &plain : &md[i])));
     int main_call, weights;
-    DNR_GOTO(st, add_reorder(op, d, md_of(&plain), wanted, attr, &main_call, &weights));
+    DNR_GOTO(st, add_reorder(op, d, md_of(&plain), wanted, plain_attr, &main_call, &weights));
     DNR_GOTO(st, add_call(op, main_call, pd));
     for (int i = 0; i < 4; i++)
         add_arg(&op->call[main_call], arg[d->pass][i],
                 op->mem[i == DNRI_DNN_WEIGHTS ? weights : i]);
+
+    if (d->added && !d->in_place) {
+        DNR_GOTO(st, add_memory(op, RESIDUAL, md_of(&md[DNRI_DNN_DST])));
+        add_arg(&op->call[main_call], DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1,
+                op->mem[RESIDUAL]);
+    }
 
     snprintf(op->impl, sizeof op->impl, "%s%s", impl, op->packed ? " + reorder" : "");
     goto out;
@@ -451,6 +501,8 @@ out:
         dnnl_primitive_desc_destroy(hint);
     if (attr)
         dnnl_primitive_attr_destroy(attr);
+    if (plain_attr)
+        dnnl_primitive_attr_destroy(plain_attr);
     for (int i = 0; i < 4; i++)
         md_drop(&md[i]);
     md_drop(&plain);
@@ -478,11 +530,18 @@ const char *dnri_dnn_impl(const dnri_dnn_op *op)
     return op->impl;
 }
 
-dnr_status dnri_dnn_bind(dnri_dnn_op *op, void *const address[4], void *workspace)
+bool dnri_dnn_is_good(const dnri_dnn_op *op)
+{
+    const bool elsewhere = op->mem[RESIDUAL] != NULL;
+    return strncmp(op->impl, "ref", 3) != 0 && !(elsewhere && strstr(op->impl, "gemm"));
+}
+
+dnr_status dnri_dnn_bind(dnri_dnn_op *op, void *const address[4], void *residual, void *workspace)
 {
     dnr_status st = DNR_OK;
     for (int i = 0; i < MEMORIES; i++) {
         void *p = i <= DNRI_DNN_DST ? address[i]
+                  : i == RESIDUAL   ? residual
                   : i == PACKED     ? workspace
                   : workspace       ? (char *)workspace + round256(op->packed)
                                     : NULL;

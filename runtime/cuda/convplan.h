@@ -22,7 +22,7 @@ typedef struct dnri_conv_plan {
     cudnnBackendDescriptor_t plan; /* NULL: cuDNN has none within these bounds */
     size_t workspace;
     float us; /* its time, or FLT_MAX where it was not timed */
-    /* FPROP_STATS, the layer's verdict: one plan does it; fprop and a pass of our own do; not judged yet */
+    /* Of a problem that splits, the layer's verdict: one plan does it; fprop and a pass of our own do; not judged yet */
     enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES } verdict;
     char impl[64]; /* "cudnn eng67 k2=4,13=0": engine and knobs */
     dnri_cudnn_config config;
@@ -69,9 +69,10 @@ dnr_status dnri_cudnn_rebuild(dnri_cudnn_keep *k, const dnri_cudnn_target *t,
                               const dnri_conv_problem *p, const dnri_cudnn_config *config,
                               dnri_conv_candidate *c);
 
-/* The addresses of a plan's run; w is dw for DNRI_WGRAD, the sums are NULL but for DNRI_FPROP_STATS. */
+/* The addresses of a plan's run; w is dw for DNRI_WGRAD. NULL but for DNRI_FPROP_STATS are the sums, but for
+ * DNRI_FPROP_ACT bias and residual. */
 typedef struct dnri_conv_at {
-    void *x, *w, *y, *sum, *sqsum, *workspace;
+    void *x, *w, *y, *sum, *sqsum, *bias, *residual, *workspace;
 } dnri_conv_at;
 /* Destroy with cudnnBackendDestroyDescriptor, also after a failure where *out is not NULL. */
 dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, const dnri_conv_at *at);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UID_X = 1, UID_W, UID_Y, UID_SUM, UID_SQSUM };
+enum { UID_X = 1, UID_W, UID_Y, UID_SUM, UID_SQSUM, UID_BIAS, UID_RESIDUAL, UID_HIDDEN };
 enum { ASKED = 16, MAX_KNOBS = CUDNN_KNOB_TYPE_COUNTS };
 #define REDUCED (1u << CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)
 
@@ -84,10 +84,12 @@ static cudnnDataType_t type_of(int64_t dtype)
 
 /* ---------------------------------------------------------------- the graph */
 
-/* cuDNN's order of dimensions is n, c, h, w, whatever the strides. */
+/* cuDNN's order of dimensions is n, c, h, w, whatever the strides. From UID_HIDDEN on: a tensor that exists only
+ * between two operations. */
 static dnr_status tensor(keep *k, int64_t uid, int64_t dtype, int64_t n, int64_t h, int64_t w,
                          int64_t c, cudnnBackendDescriptor_t *out)
 {
+    const bool hidden = uid >= UID_HIDDEN;
     cudnnDataType_t type = type_of(dtype);
     int64_t dims[] = {n, c, h, w}, strides[] = {h * w * c, 1, w * c, c}, align = 16;
     DNR_TRY(make(k, CUDNN_BACKEND_TENSOR_DESCRIPTOR, out));
@@ -96,6 +98,7 @@ static dnr_status tensor(keep *k, int64_t uid, int64_t dtype, int64_t n, int64_t
     DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides));
     DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid));
     DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &align));
+    DNR_TRY(set(*out, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &hidden));
     return finalize(*out, "tensor");
 }
 
@@ -153,12 +156,14 @@ static dnr_status operation(keep *k, const dnri_conv_problem *p, cudnnBackendDes
                         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
                         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
     };
-    const int64_t kind = p->kind == DNRI_FPROP_STATS ? DNRI_FPROP : p->kind;
+    const bool act = p->kind == DNRI_FPROP_ACT;
+    const int64_t kind = act || p->kind == DNRI_FPROP_STATS ? DNRI_FPROP : p->kind;
     cudnnBackendDescriptor_t x, w, conv;
     float one = 1, zero = 0;
     DNR_TRY(tensor(k, UID_X, p->type, p->n, p->h, p->w, p->c, &x));
     DNR_TRY(tensor(k, UID_W, p->type, p->k, p->kernel, p->kernel, p->c, &w));
-    DNR_TRY(tensor(k, UID_Y, p->type, p->n, p->p, p->q, p->k, y));
+    DNR_TRY(
+        tensor(k, act ? UID_HIDDEN : UID_Y, act ? DNR_F32 : p->type, p->n, p->p, p->q, p->k, y));
     DNR_TRY(convolution(k, p, &conv));
     DNR_TRY(make(k, kinds[kind].type, out));
     DNR_TRY(set_descriptor(*out, kinds[kind].x, x));
@@ -187,14 +192,60 @@ static dnr_status statistics(keep *k, const dnri_conv_problem *p, cudnnBackendDe
     return finalize(*out, "statistics operation");
 }
 
+/* out = a + b, or ReLU of a where b is NULL */
+static dnr_status pointwise(keep *k, cudnnBackendDescriptor_t a, cudnnBackendDescriptor_t b,
+                            cudnnBackendDescriptor_t out, cudnnBackendDescriptor_t *op)
+{
+    cudnnPointwiseMode_t mode = b ? CUDNN_POINTWISE_ADD : CUDNN_POINTWISE_RELU_FWD;
+    cudnnDataType_t type = CUDNN_DATA_FLOAT;
+    cudnnBackendDescriptor_t what;
+    DNR_TRY(make(k, CUDNN_BACKEND_POINTWISE_DESCRIPTOR, &what));
+    DNR_TRY(set(what, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode));
+    DNR_TRY(set(what, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type));
+    DNR_TRY(finalize(what, "pointwise mode"));
+    DNR_TRY(make(k, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, op));
+    DNR_TRY(set_descriptor(*op, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, what));
+    DNR_TRY(set_descriptor(*op, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a));
+    if (b)
+        DNR_TRY(set_descriptor(*op, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b));
+    DNR_TRY(set_descriptor(*op, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, out));
+    return finalize(*op, "pointwise operation");
+}
+
+/* What turns the convolution's result into y; appends to op. Precompiled engines want this order, and in 16 bits a bias of
+ * that type. */
+static dnr_status epilogue(keep *k, const dnri_conv_problem *p, cudnnBackendDescriptor_t v,
+                           cudnnBackendDescriptor_t *op, int64_t *n)
+{
+    const int64_t steps = p->residual + 1 + p->relu;
+    cudnnBackendDescriptor_t operand;
+    for (int64_t i = 0; i < steps; i++) {
+        const bool last = i + 1 == steps;
+        cudnnBackendDescriptor_t next;
+        DNR_TRY(tensor(k, last ? UID_Y : UID_HIDDEN + 1 + i, last ? p->type : DNR_F32, p->n, p->p,
+                       p->q, p->k, &next));
+        if (i < p->residual)
+            DNR_TRY(tensor(k, UID_RESIDUAL, p->type, p->n, p->p, p->q, p->k, &operand));
+        else if (i == p->residual)
+            DNR_TRY(tensor(k, UID_BIAS, p->type, 1, 1, 1, p->k, &operand));
+        else
+            operand = NULL;
+        DNR_TRY(pointwise(k, v, operand, next, &op[(*n)++]));
+        v = next;
+    }
+    return DNR_OK;
+}
+
 static dnr_status graph(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
                         cudnnBackendDescriptor_t *out)
 {
-    cudnnBackendDescriptor_t op[2], y;
-    const int64_t n = p->kind == DNRI_FPROP_STATS ? 2 : 1;
+    cudnnBackendDescriptor_t op[4], y;
+    int64_t n = 1;
     DNR_TRY(operation(k, p, &y, &op[0]));
-    if (n == 2)
-        DNR_TRY(statistics(k, p, y, &op[1]));
+    if (p->kind == DNRI_FPROP_STATS)
+        DNR_TRY(statistics(k, p, y, &op[n++]));
+    if (p->kind == DNRI_FPROP_ACT)
+        DNR_TRY(epilogue(k, p, y, op, &n));
     DNR_TRY(make(k, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, out));
     if (t->handle)
         DNR_TRY(set(*out, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &t->handle));
@@ -341,8 +392,8 @@ static dnr_status try_cfg(keep *k, const dnri_cudnn_target *t, const dnri_conv_p
     return DNR_OK;
 }
 
-/* Engines compiled at run time take half a second each to build, so they come last; with statistics they are
- * slower than two passes, and left out. */
+/* Engines compiled at run time take half a second each to build, so they come last; where there is another way than one
+ * plan they are left out. */
 dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri_conv_problem *p,
                                  int max, dnri_conv_candidate *c, int *n)
 {
@@ -361,7 +412,7 @@ dnr_status dnri_cudnn_candidates(keep *k, const dnri_cudnn_target *t, const dnri
         cudnnBackendDescriptor_t cfg[ASKED];
         int proposed;
         if (*n == max || (*n > 0 && rounds[r].last_resort) ||
-            (rounds[r].run_time && p->kind == DNRI_FPROP_STATS))
+            (rounds[r].run_time && dnri_conv_splits(p)))
             break;
         DNR_TRY(propose(k, t, og, rounds[r].mode, cfg, &proposed));
         for (int i = 0; i < proposed && *n < max; i++) {
@@ -415,8 +466,14 @@ dnr_status dnri_cudnn_rebuild(keep *k, const dnri_cudnn_target *t, const dnri_co
 
 dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, const dnri_conv_at *at)
 {
-    int64_t uids[] = {UID_X, UID_W, UID_Y, UID_SUM, UID_SQSUM}, n = at->sum ? 5 : 3;
-    void *addresses[] = {at->x, at->w, at->y, at->sum, at->sqsum};
+    int64_t uids[UID_HIDDEN], n = 0;
+    void *const all[] = {at->x, at->w, at->y, at->sum, at->sqsum, at->bias, at->residual};
+    void *addresses[UID_HIDDEN];
+    for (int64_t i = 0; i < UID_HIDDEN - UID_X; i++) /* in the order of the UIDs */
+        if (all[i]) {
+            uids[n] = UID_X + i;
+            addresses[n++] = all[i];
+        }
     DNRI_CUDNN(cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, out),
                "making a variant pack");
     DNR_TRY(set(*out, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, n, uids));

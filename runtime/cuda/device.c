@@ -426,6 +426,7 @@ static const dnri_lowering *const tables[] = {
     dnri_cuda_dense,
     dnri_cuda_loss,
     dnri_cuda_shortcut,
+    dnri_cuda_conv_act,
     NULL,
 };
 

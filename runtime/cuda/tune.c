@@ -18,12 +18,12 @@ static double tolerance(int64_t type)
     return type == DNR_BF16 ? 5e-3 : 6e-4;
 }
 
-/* The tuner's memory: x, w, y, the output of a plan that is beyond doubt, partial sums, statistics, workspace. */
+/* The tuner's memory: x, w, y, what an epilogue adds, the output of a plan that is beyond doubt, partial sums, statistics, workspace. */
 typedef struct bench {
     dnri_cuda *d;
     const dnri_conv_problem *p;
-    char *x, *w, *y, *reference, *part, *sums, *workspace;
-    size_t tensors; /* bytes of x, w and y */
+    char *x, *w, *y, *residual, *bias, *reference, *part, *sums, *workspace;
+    size_t tensors; /* bytes of x … bias */
     char *output;   /* one of them */
     int64_t outputs;
     const dnri_conv_candidate *c;
@@ -68,15 +68,18 @@ static dnr_status set_up(bench *b, size_t workspace, bool *fits)
     size_t x = up(nx, p->type), w = up(nw, p->type), y = up(ny, p->type);
     size_t part = K_DISTANCE_BLOCKS * 2 * sizeof(double);
     size_t sums = 2 * up(p->k, DNR_F32);
+    size_t residual = p->residual ? y : 0, bias = p->kind == DNRI_FPROP_ACT ? up(p->k, p->type) : 0;
     size_t output = p->kind == DNRI_DGRAD ? x : p->kind == DNRI_WGRAD ? w : y;
-    b->tensors = x + w + y;
+    b->tensors = x + w + y + residual + bias;
     DNR_TRY(take_scratch(b->d, b->tensors + output + part + sums + workspace, fits));
     if (!*fits)
         return DNR_OK;
     b->x = b->d->scratch;
     b->w = b->x + x;
     b->y = b->w + w;
-    b->reference = b->y + y;
+    b->residual = b->y + y;
+    b->bias = b->residual + residual;
+    b->reference = b->bias + bias;
     b->part = b->reference + output;
     b->sums = b->part + part;
     b->workspace = b->sums + sums;
@@ -179,10 +182,15 @@ static dnr_status with_pack(bench *b, const dnri_conv_candidate *c, float best, 
 {
     b->c = c;
     b->pack = NULL;
-    dnri_conv_at at = {b->x, b->w, b->y, NULL, NULL, c->workspace ? b->workspace : NULL};
+    dnri_conv_at at = {
+        .x = b->x, .w = b->w, .y = b->y, .workspace = c->workspace ? b->workspace : NULL};
     if (b->p->kind == DNRI_FPROP_STATS) {
         at.sum = b->sums;
         at.sqsum = b->sums + up(b->p->k, DNR_F32);
+    }
+    if (b->p->kind == DNRI_FPROP_ACT) {
+        at.bias = b->bias;
+        at.residual = b->p->residual ? b->residual : NULL;
     }
     dnr_status st = dnri_cudnn_pack(&b->pack, &at);
     if (st == DNR_OK)
@@ -219,7 +227,7 @@ static dnr_status fastest(dnri_cuda *d, const dnri_conv_problem *p, const dnri_c
                 *best = i;
             }
         }
-        if (*shortest == FLT_MAX && p->kind == DNRI_FPROP_STATS) { /* there is another way */
+        if (*shortest == FLT_MAX && dnri_conv_splits(p)) {
             *best = n;
             return DNR_OK;
         }
@@ -249,14 +257,15 @@ static int first_sure(const dnri_conv_candidate *c, int n)
 /* "fprop fp16 n256 h56 …": all of a timed problem. */
 static void key_of(const dnri_conv_problem *p, char key[192])
 {
-    static const char *const kinds[] = {"fprop", "dgrad", "wgrad", "fprop+stats"};
+    static const char *const kinds[] = {"fprop", "dgrad", "wgrad", "fprop+stats", "fprop+bias"};
     snprintf(key, 192,
-             "%s %s%s n%lld h%lld w%lld c%lld p%lld q%lld k%lld kernel%lld stride%lld pad%lld "
+             "%s%s%s %s%s n%lld h%lld w%lld c%lld p%lld q%lld k%lld kernel%lld stride%lld pad%lld "
              "cap%lld",
-             kinds[p->kind], p->tf32 ? "tf32 " : "", dnri_dtype_name((dnr_dtype)p->type),
-             (long long)p->n, (long long)p->h, (long long)p->w, (long long)p->c, (long long)p->p,
-             (long long)p->q, (long long)p->k, (long long)p->kernel, (long long)p->stride,
-             (long long)p->pad, (long long)p->workspace_cap);
+             kinds[p->kind], p->residual ? "+residual" : "", p->relu ? "+relu" : "",
+             p->tf32 ? "tf32 " : "", dnri_dtype_name((dnr_dtype)p->type), (long long)p->n,
+             (long long)p->h, (long long)p->w, (long long)p->c, (long long)p->p, (long long)p->q,
+             (long long)p->k, (long long)p->kernel, (long long)p->stride, (long long)p->pad,
+             (long long)p->workspace_cap);
 }
 
 /* "engine 67 us 405.9 verdict 0 knobs 2=4 13=0" */

@@ -1,6 +1,7 @@
 /* ref_conv.c: convolution and option A's shortcut. x [N,H,W,C], w [K,R,R,C], y [N,P,Q,K]. */
 #include "ref.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef struct shape {
@@ -48,6 +49,52 @@ static void conv_fprop(const ref_step *s)
                 y[(row * z.Q + q) * z.K + k] = sum;
             }
     }
+}
+
+static void conv_act(const ref_step *s)
+{
+    const bool relu =
+        ((const dnri_conv_act_attr *)s->op.attr)->relu; /* conv's attributes come first */
+    const double *bias = s->at.in[2], *residual = s->at.in[3];
+    double *y = s->at.out[0];
+    conv_fprop(s);
+    for (int64_t i = 0; i < dnri_count(&s->out[0]); i++) {
+        const double v = y[i] + bias[i % s->out[0].dim[3]] + (residual ? residual[i] : 0);
+        y[i] = relu && v < 0 ? 0 : v;
+    }
+}
+
+/* Offset of weight [k,r,s,c] in packed form; w is [K,R,R,C]. */
+static int64_t packed_at(const dnri_fold_attr *a, const dnr_desc *w, int64_t k, int64_t r,
+                         int64_t s, int64_t c)
+{
+    const int64_t R = w->dim[1], m = (R + a->lead + 1) / 2;
+    if (a->packing == DNRI_QUADS)
+        return ((k * R + r) * R + s) * 4 + c;
+    r += a->lead;
+    s += a->lead;
+    return ((k * m + r / 2) * m + s / 2) * 16 + (r % 2 * 2 + s % 2) * 4 + c;
+}
+
+static void fold(const ref_step *s)
+{
+    const dnri_fold_attr *a = (const dnri_fold_attr *)s->op.attr;
+    const dnr_desc *d = &s->in[0];
+    const double *w = s->at.in[0], *gamma = s->at.in[1], *beta = s->at.in[2];
+    const double *mean = s->at.in[3], *var = s->at.in[4];
+    double *folded = s->at.out[0], *bias = s->at.out[1];
+    memset(folded, 0, dnri_bytes(&s->out[0]));
+    for (int64_t i = 0; i < dnri_count(d); i++) {
+        const int64_t c = i % d->dim[3], t = i / d->dim[3] % d->dim[2];
+        const int64_t r = i / d->dim[3] / d->dim[2] % d->dim[1],
+                      k = i / d->dim[3] / d->dim[2] / d->dim[1];
+        folded[a->packing ? packed_at(a, d, k, r, t, c) : i] =
+            w[i] * gamma[k] / sqrt(var[k] + a->eps);
+    }
+    for (int64_t k = 0; k < d->dim[0]; k++)
+        bias[k] = beta[k] - mean[k] * gamma[k] / sqrt(var[k] + a->eps);
+    if (s->op.n_out > 2 && s->at.out[2])
+        memcpy(s->at.out[2], bias, (size_t)d->dim[0] * sizeof *bias);
 }
 
 static void conv_stats(const ref_step *s)
@@ -150,6 +197,8 @@ static void shortcut_bwd(const ref_step *s)
 const ref_row ref_conv_rows[] = {
     {&dnri_def_conv, conv_fprop},
     {&dnri_def_conv_stats, conv_stats},
+    {&dnri_def_conv_act, conv_act},
+    {&dnri_def_fold, fold},
     {&dnri_def_conv_dgrad, conv_dgrad},
     {&dnri_def_conv_wgrad, conv_wgrad},
     {&dnri_def_shortcut, shortcut_fprop},

@@ -47,6 +47,17 @@ static const double *pixel(const dnri_packed_conv_attr *a, const dnr_desc *y, co
     return x + packed_at(a->packing, a->conv.h, a->conv.w, n, h, w, 0);
 }
 
+/* Offset of w's three values at kernel position j of output channel k; packed weights lie as a picture does. */
+static int64_t weight_at(const dnri_packed_conv_attr *a, const dnr_desc *w, int64_t k, int64_t j)
+{
+    const int64_t R = a->conv.kernel, r = j / R, s = j % R, lead = a->conv.pad % 2;
+    if (w->dim[3] == 3)
+        return (k * R * R + j) * 3;
+    if (a->packing == DNRI_QUADS)
+        return packed_at(DNRI_QUADS, R, R, k, r, s, 0);
+    return packed_at(DNRI_BLOCKS, 2 * w->dim[1], 2 * w->dim[2], k, r + lead, s + lead, 0);
+}
+
 static void fprop(const ref_step *s)
 {
     const dnri_packed_conv_attr *a = (const dnri_packed_conv_attr *)s->op.attr;
@@ -60,7 +71,7 @@ static void fprop(const ref_step *s)
         for (int64_t j = 0; j < taps; j++) {
             const double *x = pixel(a, d, s->at.in[0], i, j);
             for (int64_t k = 0; x && k < K; k++)
-                y[i * K + k] += ref_dot(w + (k * taps + j) * 3, x, 3);
+                y[i * K + k] += ref_dot(w + weight_at(a, &s->in[1], k, j), x, 3);
         }
 }
 

@@ -49,6 +49,27 @@ static void max_fprop(const ref_step *s)
             }
 }
 
+/* max over taps of max(0, x + bias): as the convolution, norm and pool that it stands for */
+static void max_act(const ref_step *s)
+{
+    const shape z = shape_of(&s->in[0], &s->out[0], s->op.attr);
+    const double *x = s->at.in[0], *bias = s->at.in[1];
+    double *y = s->at.out[0];
+    REF_PARALLEL
+    for (int64_t i = 0; i < z.N * z.P * z.Q * z.C; i++) {
+        const int64_t c = i % z.C, q = i / z.C % z.Q, row = i / z.C / z.Q;
+        double best = 0;
+        for (int64_t t = 0; t < z.kernel * z.kernel; t++) {
+            const int64_t at = tap(&z, row / z.P, row % z.P, q, t / z.kernel, t % z.kernel);
+            const double v = at < 0 ? 0 : x[at + c] + bias[c];
+            best = v > best || isnan(v) ? v : best;
+            if (isnan(best))
+                break;
+        }
+        y[i] = best;
+    }
+}
+
 static void max_bwd(const ref_step *s)
 {
     const shape z = shape_of(&s->out[0], &s->in[0], s->op.attr);
@@ -127,11 +148,8 @@ static void global_bwd(const ref_step *s)
 }
 
 const ref_row ref_pool_rows[] = {
-    {&dnri_def_max_pool, max_fprop},
-    {&dnri_def_max_pool_bwd, max_bwd},
-    {&dnri_def_avg_pool, avg_fprop},
-    {&dnri_def_avg_pool_bwd, avg_bwd},
-    {&dnri_def_global_pool, global_fprop},
-    {&dnri_def_global_pool_bwd, global_bwd},
-    {NULL, NULL},
+    {&dnri_def_max_pool, max_fprop},         {&dnri_def_max_pool_act, max_act},
+    {&dnri_def_max_pool_bwd, max_bwd},       {&dnri_def_avg_pool, avg_fprop},
+    {&dnri_def_avg_pool_bwd, avg_bwd},       {&dnri_def_global_pool, global_fprop},
+    {&dnri_def_global_pool_bwd, global_bwd}, {NULL, NULL},
 };
