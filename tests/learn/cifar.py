@@ -3,6 +3,7 @@
 
     cifar.py resnet20 DATA                       5 epochs on the CPU: PyTorch, dnnrun on folders, dnnrun on shards
     cifar.py resnet18 DATA --precision fp16      16 epochs on a GPU
+    cifar.py resnet50 DATA --systems torch,shards:off,shards:d1,shards:d2   10 epochs, each level of cudnn.fusion
     cifar.py resnet20 DATA --systems torch --seeds 1        one run
     cifar.py resnet20 DATA --report              what the results so far say
 
@@ -36,17 +37,23 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import common  # noqa: E402
 
-RECIPES = {
+RECIPES = {  # the cfg of models/ and what is changed in it
     # the learning rate falls after half and three quarters, as in the full recipe
-    "resnet20": ["train.epochs=5", "optim.milestones=2.5 3.75", "device=cpu", "train.precision=fp32"],
-    "resnet18": ["device=cuda", "train.precision=fp16"],
-}
+    "resnet20": ("resnet20", ["train.epochs=5", "optim.milestones=2.5 3.75", "device=cpu", "train.precision=fp32"]),
+    "resnet18": ("resnet18", ["device=cuda", "train.precision=fp16"]),
+    "resnet50": ("resnet18", ["device=cuda", "train.precision=fp16", "model.name=resnet50", "model.zero_init_residual=true",
+                              "train.batch=256", "optim.base_batch=256", "train.epochs=10"]),
+}  # fmt: skip
+
+
+def cfg_file(recipe):
+    return os.path.join(ROOT, "models", f"{RECIPES[recipe][0]}-cifar10.cfg")
 
 
 def read_cfg(recipe, overrides):
     """A cfg as {"section.key": text}."""
     parser = configparser.ConfigParser(inline_comment_prefixes="#;", strict=True)
-    with open(os.path.join(ROOT, "models", f"{recipe}-cifar10.cfg")) as f:
+    with open(cfg_file(recipe)) as f:
         parser.read_string("[top]\n" + f.read())
     cfg = {f"{s}.{k}".removeprefix("top."): v for s in parser.sections() for k, v in parser[s].items()}
     return cfg | dict(o.split("=", 1) for o in overrides)
@@ -108,6 +115,10 @@ def train_torch(cfg, data, seed):
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     model = common.make_model(cfg["model.name"], int(cfg["model.classes"]), cfg.get("model.stem"))
+    if cfg.get("model.zero_init_residual") == "true":
+        for name, gamma in model.named_parameters():
+            if name.endswith("bn3.weight" if hasattr(model.layer1[0], "bn3") else "bn2.weight"):
+                torch.nn.init.zeros_(gamma)
     model.to(device, memory_format=torch.channels_last)
     steps = -(-int(cfg["train.epochs"]) * len(y) // batch)
     stop = min(steps, int(cfg.get("train.max_steps", steps)))
@@ -161,11 +172,13 @@ def train_torch(cfg, data, seed):
 # ---------------------------------------------------------------- dnnrun
 
 
-def train_dnnrun(recipe, overrides, data, seed, form, tool):
+def train_dnnrun(recipe, overrides, data, seed, system, tool):
+    form, _, level = system.partition(":")
+    overrides = [*overrides, f"cudnn.fusion={level}"] if level else overrides
     paths = {"folder": ("cifar10/train", "cifar10/test"),
              "shards": ("cifar10-shards/train-{000000..000009}.tar", "cifar10-shards/test-{000000..000001}.tar")}  # fmt: skip
     train, val = (os.path.join(data, p) for p in paths[form])
-    cfg = os.path.join(ROOT, "models", f"{recipe}-cifar10.cfg")
+    cfg = cfg_file(recipe)
     with tempfile.TemporaryDirectory() as run:
         out = os.path.join(run, "run")
         started = time.time()
@@ -193,7 +206,7 @@ def report(results, recipe, cfg):
         error = statistics.stdev(top1) / len(top1) ** 0.5 if len(top1) > 1 else float("nan")
         stats[system] = (statistics.mean(top1), error)
         runs = " ".join(f"{v:.2f}" for v in top1)
-        print(f"{recipe} {system:7} {stats[system][0]:.2f} +- {error:.2f} % (standard error; {len(top1)} seeds: {runs})")
+        print(f"{recipe} {system:10} {stats[system][0]:.2f} +- {error:.2f} % (standard error; {len(top1)} seeds: {runs})")
     agree = True
     for system, (mean, error) in stats.items():
         if system != "torch" and "torch" in stats:
@@ -208,7 +221,7 @@ def main():
     ap.add_argument("recipe", choices=list(RECIPES))
     ap.add_argument("data", help="folder with cifar10/ and cifar10-shards/")
     ap.add_argument("overrides", nargs="*", help="section.key=value")
-    ap.add_argument("--systems", default="torch,folder,shards", help="of torch, folder, shards")
+    ap.add_argument("--systems", default="torch,folder,shards", help="of torch, folder, shards; shards:d2 is with cudnn.fusion=d2")
     ap.add_argument("--seeds", default="0,1,2")
     ap.add_argument("--precision", help="short for train.precision=")
     ap.add_argument("--dnnrun", default=os.path.join(ROOT, "build", "dnnrun"), help="the tool")
@@ -219,7 +232,7 @@ def main():
     torch.set_num_threads(args.threads)
     if not args.report:
         expand(args.data)
-    overrides = RECIPES[args.recipe] + args.overrides
+    overrides = RECIPES[args.recipe][1] + args.overrides
     overrides += [f"train.precision={args.precision}"] if args.precision else []
     cfg = read_cfg(args.recipe, overrides)
     for key in list(cfg):  # where the pictures lie is no part of the recipe
