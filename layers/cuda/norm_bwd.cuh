@@ -1,0 +1,79 @@
+/* norm_bwd.cuh: what a thread of batch norm's backward kernels reads of its channels, and dz from that. */
+#ifndef DNR_NORM_BWD_CUH
+#define DNR_NORM_BWD_CUH
+
+#include "norm.cuh"
+
+/* Where y > 0 is read: nowhere, recomputed from x, from y, from its mask. */
+enum mask { MASK_NONE, MASK_X, MASK_Y, MASK_BITS };
+
+template <class T, int N> struct bwd_in { /* one access of all inputs */
+    k_vec<T, N> x, dy, dy2, y;
+    unsigned bits;
+};
+
+/* Per-channel values of a thread, and dz = (dy + dy2) · [y > 0]. X: x is read as well. */
+template <class T, int N, int MASK, bool TWO, bool X = true> struct bwd_channels {
+    float mean[N], scale[N], beta[N];
+
+    __device__ void read(const k_norm_bwd_args &a, int col)
+    {
+        float invstd[N];
+        if (!X)
+            return;
+        k_get_floats(a.mean + col * N, mean);
+        k_get_floats(a.gamma + col * N, scale);
+        k_get_floats(a.invstd + col * N, invstd);
+        if (MASK == MASK_X)
+            k_get_floats(a.beta + col * N, beta);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            scale[j] *= invstd[j];
+    }
+    /* LAST: nobody reads these again. Where dz is written, only x is. */
+    template <bool LAST>
+    __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in) const
+    {
+        constexpr bool once = LAST || MASK >= MASK_Y;
+        if (X)
+            in.x = get<LAST>(a.x, at);
+        in.dy = get<once>(a.dy, at);
+        if (TWO)
+            in.dy2 = get<once>(a.dy2, at);
+        if (MASK == MASK_Y)
+            in.y = get<once>(a.y, at);
+        if (MASK == MASK_BITS)
+            in.bits = __ldg(a.mask + at / 8);
+    }
+    template <bool ONCE> static __device__ k_vec<T, N> get(const void *p, int64_t i)
+    {
+        return ONCE ? k_load_last<T, N>((const T *)p + i) : k_load<T, N>((const T *)p + i);
+    }
+    /* dz, and x less its mean. The forward pass is repeated operation by operation, so that the mask is that
+     * of y as it was rounded. */
+    __device__ void compute(const bwd_in<T, N> &in, float (&dz)[N], float (&xc)[N]) const
+    {
+        float g[N];
+        if (X)
+            k_unpack(in.x, xc);
+        k_unpack(in.dy, dz);
+        if (TWO)
+            k_unpack(in.dy2, g);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            if (X)
+                xc[j] -= mean[j];
+            if (TWO)
+                dz[j] += g[j];
+        }
+        if (MASK == MASK_Y)
+            k_unpack(in.y, g);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if ((MASK == MASK_X && !(__fmaf_rn(xc[j], scale[j], beta[j]) > k_type<T>::vanish)) ||
+                (MASK == MASK_Y && !(g[j] > 0)) || (MASK == MASK_BITS && !(in.bits >> j & 1)))
+                dz[j] = 0;
+    }
+};
+
+#endif
