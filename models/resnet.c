@@ -24,6 +24,7 @@ static const spec specs[] = {
     {"resnet44", {7, 7, 7}, false, true},      {"resnet56", {9, 9, 9}, false, true},
     {"resnet110", {18, 18, 18}, false, true},
 };
+enum { STEM = 4 }; /* a stage of its own, after 0 … 3 */
 #define N_SPECS (int)(sizeof specs / sizeof specs[0])
 
 /* conv NAME.conv<i> and norm NAME.bn<i> */
@@ -74,6 +75,7 @@ static dnr_tid build(dnr_graph *g, const spec *m, dnr_tid x, const dnr_model_opt
     const dnr_norm_opts relu = {.relu = true};
     bool small = o->stem ? strcmp(o->stem, "cifar") == 0 : m->cifar;
     int width = m->cifar ? 16 : 64, number = 0;
+    dnri_graph_scope(g, STEM, number++);
     if (small) {
         x = conv_norm(g, "", 1, x, &(dnr_conv_opts){width, 3, 1, 1}, DNRI_NONE, &relu);
     } else {

@@ -265,6 +265,7 @@ typedef enum dnr_recompute {
     DNR_RECOMPUTE_STAGE, /* keep only what enters a stage */
     DNR_RECOMPUTE_BLOCK, /* keep only what enters a residual block */
     DNR_RECOMPUTE_CHEAP, /* remake what takes one pass over memory: batch norms without a residual */
+    DNR_RECOMPUTE_AUTO, /* of those the one that costs least and needs no more than recompute_gib */
 } dnr_recompute;
 
 /* How far graphs are fused where the device gains by it. All levels compute the same; all but OFF fold batch norm into
@@ -294,6 +295,9 @@ typedef struct dnr_trainer_opts {
     uint64_t seed;         /* of the initial weights */
     bool deterministic;    /* same bits every time on the same kind of machine */
     dnr_recompute recompute;
+    double
+        recompute_gib; /* DNR_RECOMPUTE_AUTO: most memory of store, arena and staging together; DNR_EMEM with the
+                             least that would do where nothing fits */
     dnr_fusion fusion;
     double memory_fraction; /* most of the device's memory that may be planned; 0 = 0.9 */
     int64_t workspace_mb;   /* cap of one launch's workspace; 0 = 1024 */
@@ -430,6 +434,8 @@ int64_t dnr_trainer_parameters(const dnr_trainer *t);
 /* Bytes planned: arena (peak over the programs) and store. */
 void dnr_trainer_memory(const dnr_trainer *t, size_t *arena, size_t *store);
 dnr_precision dnr_trainer_precision(const dnr_trainer *t); /* AUTO resolved */
+dnr_recompute dnr_trainer_recompute(const dnr_trainer *t); /* likewise */
+const char *dnr_recompute_name(dnr_recompute r);           /* "none", "stage" … */
 
 #ifdef __cplusplus
 }

@@ -20,7 +20,14 @@ static dnr_status ingest_infer(dnr_graph *g, dnri_op *op)
     return dnri_out(g, op, 1, dnri_desc4(DNR_I32, a->n, 1, 1, 1), "labels");
 }
 
-const dnri_op_def dnri_def_ingest = {.name = "ingest", .infer = ingest_infer};
+/* The slot is still there in the backward pass: pictures can be made from it once more. */
+static void ingest_reclone(const dnri_op *from, dnri_op *op)
+{
+    op->out[1] = op->out[2] = DNRI_NONE;
+}
+
+const dnri_op_def dnri_def_ingest = {
+    .name = "ingest", .infer = ingest_infer, .reclone = ingest_reclone, .cheap = true};
 
 dnr_desc dnri_packed_desc(dnr_dtype t, int64_t n, int64_t h, int64_t w, int64_t packing)
 {
@@ -44,7 +51,11 @@ static dnr_status packed_infer(dnr_graph *g, dnri_op *op)
     return dnri_out(g, op, 1, dnri_desc4(DNR_I32, a->n, 1, 1, 1), "labels");
 }
 
-const dnri_op_def dnri_def_packed_ingest = {.name = "ingest.packed", .infer = packed_infer};
+const dnri_op_def dnri_def_packed_ingest = {.name = "ingest.packed",
+                                            .infer = packed_infer,
+                                            .reclone = ingest_reclone,
+                                            .cheap = true,
+                                            .spare = 1u << DNRI_QUADS_OUT | 1u << DNRI_BLOCKS_OUT};
 
 dnr_status dnri_ingest(dnr_graph *g, const dnri_ingest_attr *a, dnr_tid *x, dnr_tid *labels)
 {

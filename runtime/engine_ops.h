@@ -5,7 +5,7 @@
 
 #include "graph.h"
 
-/* ingest: in {CELL}, out {x, labels, HEADER}. The cell holds the address of a fed slot (slot.h).
+/* ingest: in {CELL}, out {x, labels, HEADER}; a recompute clone makes x alone. The cell holds the address of a fed slot (slot.h).
  *   header ← the slot's; labels int32[n,1,1,1]; x[n,h,w,3] = pixel · scale[c] + shift[c], that is
  *   (pixel/255 − mean)/std, in the compute type. */
 typedef struct dnri_ingest_attr {

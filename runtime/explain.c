@@ -57,6 +57,17 @@ static int fullest_op(const dnri_plan *p, size_t *bytes)
 static const char *const lane_names[DNRI_LANES] = {"compute", "copy", "comm"};
 static const char *const phase_names[] = {"forward", "backward", "update", "prepare"};
 
+double dnri_plan_recomputed(const dnri_plan *p)
+{
+    double sum = 0;
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        if (op->clone)
+            sum += op_bytes(p, op) + op_flops(p, op) / 150;
+    }
+    return sum;
+}
+
 typedef struct {
     double flops, bytes;
     int launches;

@@ -31,6 +31,8 @@ dnr_status dnri_plan_read(dnri_plan *p, dnr_tid t, double *host);
 dnr_status dnri_plan_write(dnri_plan *p, dnr_tid t,
                            const double *host); /* before a run, likewise */
 const dnr_graph *dnri_plan_graph(const dnri_plan *p);
+/* What clones cost: bytes through memory, and operations at 150 for a byte, near what devices balance. */
+double dnri_plan_recomputed(const dnri_plan *p);
 /* The hash of ops, shapes, attributes and buckets. */
 uint64_t dnri_plan_hash(const dnri_plan *p);
 /* The hash of the implementations chosen, following `seed`. */

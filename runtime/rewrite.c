@@ -43,8 +43,9 @@ typedef struct recompute {
     dnr_graph *g;
     dnr_recompute mode;
     /* by tensor: */
-    int64_t *home;   /* the segment that can remake it; OUTSIDE: it is kept */
-    bool *needed;    /* backward ops or their clones read it */
+    int64_t *home; /* the segment that can remake it; OUTSIDE: it is kept */
+    bool *
+        needed; /* backward ops or their clones read it; of DNR_RECOMPUTE_CHEAP: any op after forward does */
     dnr_tid *remade; /* its copy made by a clone, or DNRI_NONE */
     list out;
 } recompute;
@@ -205,6 +206,7 @@ static bool begins_backward(const recompute *r, int i)
 static dnr_status walk(recompute *r)
 {
     bool first = true;
+    find_homes(r);
     for (int i = 0; i < dnri_graph_ops(r->g); i++) {
         dnri_op op = *dnri_graph_op_c(r->g, i);
         if (begins_backward(r, i)) {
@@ -219,49 +221,87 @@ static dnr_status walk(recompute *r)
     return DNR_OK;
 }
 
-/* Is the op's result had again for one pass over one tensor? More inputs would live longer for it. */
-static bool is_cheap(const dnr_graph *g, const dnri_op *op)
+/* Is the op's result had again for one pass over one tensor at most? More inputs would live longer for it. What needs
+ * none is remade in every mode, but for a forward pass without recomputation only if it can be divided between the
+ * two: pictures in two packings are then written once each. */
+static bool is_cheap(const recompute *r, const dnri_op *op)
 {
     int large = 0;
     for (int k = 0; k < op->n_in; k++)
-        large += op->in[k] >= 0 && is_large(dnri_graph_tensor(g, op->in[k]));
-    return op->phase == DNRI_FORWARD && op->def->cheap && large == 1;
+        large += op->in[k] >= 0 && is_large(dnri_graph_tensor(r->g, op->in[k]));
+    return op->phase == DNRI_FORWARD && op->def->cheap &&
+           large <= (r->mode == DNR_RECOMPUTE_CHEAP) &&
+           (r->mode != DNR_RECOMPUTE_NONE || op->def->spare);
 }
 
-/* DNR_RECOMPUTE_CHEAP: clones of cheap ops alone, each before the first backward op that reads it. `home` is here the op
- * that makes the tensor. */
+/* A clone that makes no more than what is read. */
+static dnri_op spare_clone_of(const recompute *r, const dnri_op *from)
+{
+    dnri_op op = clone_of(from);
+    for (int k = 0; k < op.n_out; k++)
+        if (op.def->spare >> k & 1 && op.out[k] >= 0 && !r->needed[op.out[k]])
+            op.out[k] = DNRI_NONE;
+    return op;
+}
+
+/* What a forward op makes for its clone's readers alone, it no longer makes. */
+static void leave_to_clone(const recompute *r, int i, dnri_op *op)
+{
+    for (int k = 0; k < op->n_out; k++) {
+        bool read = !(op->def->spare >> k & 1) || op->out[k] < 0 || r->home[op->out[k]] != i;
+        for (int m = i; !read && m < dnri_graph_ops(r->g); m++) {
+            const dnri_op *late = dnri_graph_op_c(r->g, m);
+            for (int j = 0; late->phase == DNRI_FORWARD && j < late->n_in; j++)
+                read |= late->in[j] == op->out[k];
+        }
+        if (!read)
+            op->out[k] = DNRI_NONE;
+    }
+}
+
+/* DNR_RECOMPUTE_CHEAP, and of other modes what is_cheap has left: clones of cheap ops alone, each before the first
+ * backward op that reads it. `home` is here the op that makes the tensor. */
 static dnr_status walk_cheap(recompute *r)
 {
+    for (int i = 0; i < dnri_graph_ops(r->g); i++) {
+        const dnri_op *op = dnri_graph_op_c(r->g, i);
+        for (int k = 0; op->phase != DNRI_FORWARD && k < op->n_in; k++)
+            if (op->in[k] >= 0)
+                r->needed[op->in[k]] = true;
+    }
     for (dnr_tid t = 0; t < dnri_graph_tensors(r->g); t++)
         r->home[t] = OUTSIDE;
     for (int i = 0; i < dnri_graph_ops(r->g); i++) {
         const dnri_op *op = dnri_graph_op_c(r->g, i);
-        for (int k = 0; is_cheap(r->g, op) && k < op->n_out; k++)
-            if (op->out[k] >= 0 && is_large(dnri_graph_tensor(r->g, op->out[k])))
-                r->home[op->out[k]] = i;
+        if (!is_cheap(r, op))
+            continue;
+        const dnri_op clone = spare_clone_of(r, op); /* its outputs are still those of `op` */
+        for (int k = 0; k < clone.n_out; k++)
+            if (clone.out[k] >= 0 && is_large(dnri_graph_tensor(r->g, clone.out[k])))
+                r->home[clone.out[k]] = i;
     }
     for (int i = 0; i < dnri_graph_ops(r->g); i++) {
         dnri_op op = *dnri_graph_op_c(r->g, i);
         for (int k = 0; op.phase != DNRI_FORWARD && k < op.n_in; k++) {
             if (op.in[k] < 0 || r->home[op.in[k]] == OUTSIDE || r->remade[op.in[k]] >= 0)
                 continue;
-            dnri_op clone = clone_of(dnri_graph_op_c(r->g, (int)r->home[op.in[k]]));
+            dnri_op clone = spare_clone_of(r, dnri_graph_op_c(r->g, (int)r->home[op.in[k]]));
             DNR_TRY(check_pure(r, &clone));
             DNR_TRY(renew_outputs(r, &clone));
             DNR_TRY(push(&r->out, &clone));
         }
         if (op.phase != DNRI_FORWARD)
             remap_inputs(r, &op);
+        else
+            leave_to_clone(r, i, &op);
         DNR_TRY(push(&r->out, &op));
     }
     return DNR_OK;
 }
 
-dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode)
+/* One pass over the graph. */
+static dnr_status pass(dnr_graph *g, dnr_recompute mode, dnr_status (*over)(recompute *))
 {
-    DNR_TRY(dnri_graph_status(g));
-    if (mode == DNR_RECOMPUTE_NONE)
-        return DNR_OK;
     dnr_status st;
     int tensors = dnri_graph_tensors(g);
     size_t n = (size_t)tensors + 1;
@@ -275,17 +315,20 @@ dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode)
     } else {
         for (dnr_tid t = 0; t < tensors; t++)
             r.remade[t] = DNRI_NONE;
-        if (mode == DNR_RECOMPUTE_CHEAP) {
-            st = walk_cheap(&r);
-        } else {
-            find_homes(&r);
-            st = walk(&r);
-        }
+        st = over(&r);
     }
     free(r.home);
     free(r.needed);
     free(r.remade);
     return finish(g, st, &r.out);
+}
+
+dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode)
+{
+    DNR_TRY(dnri_graph_status(g));
+    if (mode == DNR_RECOMPUTE_STAGE || mode == DNR_RECOMPUTE_BLOCK)
+        DNR_TRY(pass(g, mode, walk));
+    return pass(g, mode, walk_cheap);
 }
 
 /* ---- splitting */

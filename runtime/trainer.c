@@ -1,7 +1,9 @@
 /* trainer.c: builds the programs of a run over one store and one arena, and the memory they share.
  * What happens in a step is in trainer_step.c. */
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <xxhash.h>
 
 #include "engine_ops.h"
@@ -174,13 +176,18 @@ static int64_t largest_fit(dnr_trainer *t, size_t have, size_t too_much)
     return good;
 }
 
+static size_t needed(const dnr_trainer *t)
+{
+    return store_size(t) + t->arena_bytes + 2 * t->staging_bytes;
+}
+
 static dnr_status check_memory(dnr_trainer *t)
 {
     size_t free_bytes, total, store = store_size(t), staging = 2 * t->staging_bytes;
     DNR_TRY(t->dev->be->memory(t->dev, &free_bytes, &total));
     size_t have = (size_t)((double)total * t->o.memory_fraction);
     have = have < free_bytes ? have : free_bytes;
-    size_t need = store + t->arena_bytes + staging;
+    size_t need = needed(t);
     if (need <= have)
         return DNR_OK;
     int64_t fits = largest_fit(t, have, need);
@@ -247,6 +254,73 @@ static dnr_status plan_programs(dnr_trainer *t, bool benchmark)
     return check_memory(t);
 }
 
+/* ---- memory.recompute = auto */
+
+/* A mode that may be taken, and what it needs and costs. */
+typedef struct mode {
+    dnr_recompute recompute;
+    size_t need;
+    double cost;
+} mode;
+
+static int by_cost(const void *a, const void *b)
+{
+    const mode *x = a, *y = b;
+    if (x->cost != y->cost)
+        return x->cost < y->cost ? -1 : 1;
+    return x->need < y->need ? -1 : x->need > y->need;
+}
+
+static dnr_status nothing_fits(dnr_trainer *t, const mode *m, int n, size_t most)
+{
+    const mode *least = m;
+    char remedy[200];
+    for (int i = 1; i < n; i++)
+        least = m[i].need < least->need ? &m[i] : least;
+    t->o.recompute = least->recompute;
+    const int64_t fits = largest_fit(t, most, least->need);
+    snprintf(remedy, sizeof remedy, "set memory.recompute = auto:%.2f%s",
+             ceil((double)least->need / 0x1p30 * 100) / 100, fits ? "" : ", or a smaller batch");
+    if (fits)
+        snprintf(remedy + strlen(remedy), sizeof remedy - strlen(remedy),
+                 ", or lower train.batch to %lld", (long long)fits);
+    return dnri_fail(
+        DNR_EMEM, DNRI_HERE, remedy,
+        "memory.recompute = auto:%g: %s with batch %lld fits in no mode; the smallest, %s, needs "
+        "%.3f GiB",
+        t->o.recompute_gib, t->o.model.name, (long long)t->o.batch,
+        dnr_recompute_name(least->recompute), (double)least->need / 0x1p30);
+}
+
+/* Settles the mode: of those that fit the one that costs least. */
+static dnr_status choose_recompute(dnr_trainer *t)
+{
+    const size_t most = (size_t)(t->o.recompute_gib * 0x1p30);
+    mode m[DNR_RECOMPUTE_AUTO];
+    for (int i = 0; i < DNR_RECOMPUTE_AUTO; i++) {
+        t->o.recompute = m[i].recompute = (dnr_recompute)i;
+        m[i].cost = 0;
+        DNR_TRY(build_programs(t, t->o.batch, t->o.eval_batch, false, t->program));
+        t->arena_bytes = arena_size(t->program);
+        t->staging_bytes = slot_size(t, t->o.batch, t->o.eval_batch);
+        m[i].need = needed(t);
+        for (int k = 0; k < DNRI_PROGRAMS; k++)
+            if (t->program[k].plan)
+                m[i].cost += dnri_plan_recomputed(t->program[k].plan);
+        free_programs(t->program);
+    }
+    qsort(m, DNR_RECOMPUTE_AUTO, sizeof *m, by_cost);
+    for (int i = 0; i < DNR_RECOMPUTE_AUTO; i++) {
+        if (m[i].need > most)
+            continue;
+        t->o.recompute = m[i].recompute;
+        dnri_log(DNR_LOG_INFO, "memory.recompute = auto:%g takes %s: %.2f GiB", t->o.recompute_gib,
+                 dnr_recompute_name(m[i].recompute), (double)m[i].need / 0x1p30);
+        return DNR_OK;
+    }
+    return nothing_fits(t, m, DNR_RECOMPUTE_AUTO, most);
+}
+
 /* May a plan be too large? A network takes some 50 to 800 times the memory of its pictures. */
 static bool in_doubt(dnr_trainer *t)
 {
@@ -264,6 +338,8 @@ static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
     t->params = dnri_params_new();
     if (!t->params)
         return DNR_FAIL_NOMEM();
+    if (t->o.recompute == DNR_RECOMPUTE_AUTO)
+        DNR_TRY(choose_recompute(t));
     if (t->o.benchmark && in_doubt(t)) { /* timing could take minutes, and more than all memory */
         DNR_TRY(plan_programs(t, false));
         free_programs(t->program);
@@ -337,12 +413,13 @@ static dnr_status explain_json(const dnr_trainer *t, FILE *out)
     char hash[24];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)dnr_trainer_plan_hash(t));
     json_t *root = json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:i, s:I, s:i, s:s, s:{s:I, s:I, s:I}, s:o}", "device",
+        "{s:s, s:s, s:s, s:I, s:I, s:i, s:I, s:i, s:s, s:s, s:{s:I, s:I, s:I}, s:o}", "device",
         t->dev->name, "model", o->model.name, "precision", dnr_precision_name(o->precision),
         "batch", (json_int_t)o->batch, "accumulate", (json_int_t)o->accumulate, "image", o->image,
-        "eval_batch", (json_int_t)o->eval_batch, "eval_image", o->eval_image, "hash", hash,
-        "memory", "store", (json_int_t)store_size(t), "arena", (json_int_t)t->arena_bytes,
-        "staging", (json_int_t)(2 * t->staging_bytes), "programs", programs);
+        "eval_batch", (json_int_t)o->eval_batch, "eval_image", o->eval_image, "recompute",
+        dnr_recompute_name(o->recompute), "hash", hash, "memory", "store",
+        (json_int_t)store_size(t), "arena", (json_int_t)t->arena_bytes, "staging",
+        (json_int_t)(2 * t->staging_bytes), "programs", programs);
     int failed = !root || json_dumpf(root, out, JSON_INDENT(1) | JSON_REAL_PRECISION(12)) != 0;
     json_decref(root);
     fputc('\n', out);
@@ -358,12 +435,12 @@ dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE
         return explain_json(t, out);
     fprintf(
         out,
-        "%s, %s, batch %lld x %lld of %d x %d pixels, on %s\n"
+        "%s, %s, batch %lld x %lld of %d x %d pixels, recompute %s, on %s\n"
         "memory: %.1f MiB = store %.1f (weights, gradients, momentum) + arena %.1f (the largest "
         "program's) + staging %.1f\n\n",
         o->model.name, dnr_precision_name(o->precision), (long long)o->batch,
-        (long long)o->accumulate, o->image, o->image, t->dev->name,
-        (double)(store_size(t) + t->arena_bytes + 2 * t->staging_bytes) / 0x1p20,
+        (long long)o->accumulate, o->image, o->image, dnr_recompute_name(o->recompute),
+        t->dev->name, (double)(store_size(t) + t->arena_bytes + 2 * t->staging_bytes) / 0x1p20,
         (double)store_size(t) / 0x1p20, (double)t->arena_bytes / 0x1p20,
         (double)(2 * t->staging_bytes) / 0x1p20);
     for (int i = 0; i < DNRI_PROGRAMS; i++)
@@ -402,4 +479,15 @@ void dnr_trainer_memory(const dnr_trainer *t, size_t *arena, size_t *store)
 dnr_precision dnr_trainer_precision(const dnr_trainer *t)
 {
     return t->o.precision;
+}
+
+dnr_recompute dnr_trainer_recompute(const dnr_trainer *t)
+{
+    return t->o.recompute;
+}
+
+const char *dnr_recompute_name(dnr_recompute r)
+{
+    static const char *const names[] = {"none", "stage", "block", "cheap", "auto"};
+    return names[r];
 }

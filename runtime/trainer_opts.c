@@ -89,6 +89,12 @@ static dnr_status check(const dnr_trainer_opts *o)
           "train.ema is %g", o->ema);
     CHECK(o->fusion >= DNR_FUSION_AUTO && o->fusion <= DNR_FUSION_D2, "use one of enum dnr_fusion",
           "there is no level of fusion %d", (int)o->fusion);
+    CHECK(o->recompute >= DNR_RECOMPUTE_NONE && o->recompute <= DNR_RECOMPUTE_AUTO,
+          "use one of enum dnr_recompute", "there is no mode of recomputation %d",
+          (int)o->recompute);
+    CHECK(o->recompute != DNR_RECOMPUTE_AUTO ||
+              (isfinite(o->recompute_gib) && o->recompute_gib > 0),
+          "give a positive number of GiB", "memory.recompute is auto:%g", o->recompute_gib);
     CHECK(o->memory_fraction > 0 && o->memory_fraction <= 1, "use a number in 0…1",
           "memory.fraction is %g", o->memory_fraction);
     CHECK(o->workspace_mb > 0, "use a positive number", "cudnn.workspace_mb is %lld",

@@ -36,9 +36,9 @@ static double gib(dnr_recompute mode, dnr_fusion fusion)
     dnr_trainer_memory(t, &arena, &store);
     const double all = (double)(arena + store + 2 * t->staging_bytes) / 0x1p30;
     print_message(
-        "resnet50, fp16, batch 256, recompute %d, fusion %d: %.3f GiB = arena %.3f + store %.3f + "
+        "resnet50, fp16, batch 256, recompute %s, fusion %d: %.3f GiB = arena %.3f + store %.3f + "
         "staging %.3f\n",
-        (int)mode, (int)fusion, all, (double)arena / 0x1p30, (double)store / 0x1p30,
+        dnr_recompute_name(mode), (int)fusion, all, (double)arena / 0x1p30, (double)store / 0x1p30,
         2 * (double)t->staging_bytes / 0x1p30);
     dnr_trainer_destroy(t);
     return all;
@@ -48,14 +48,55 @@ static void test_memory(void **state)
 {
     if (!dev)
         skip();
-    assert_true(gib(DNR_RECOMPUTE_NONE, DNR_FUSION_D1) <= 10.35);
-    assert_true(gib(DNR_RECOMPUTE_CHEAP, DNR_FUSION_D1) <= 8.65);
-    assert_true(gib(DNR_RECOMPUTE_STAGE, DNR_FUSION_D1) <= 5.7);
-    assert_true(gib(DNR_RECOMPUTE_BLOCK, DNR_FUSION_D1) <= 4.0);
-    assert_true(gib(DNR_RECOMPUTE_NONE, DNR_FUSION_D2) <= 8.0);
-    assert_true(gib(DNR_RECOMPUTE_CHEAP, DNR_FUSION_D2) <= 8.65);
-    assert_true(gib(DNR_RECOMPUTE_STAGE, DNR_FUSION_D2) <= 5.7);
-    assert_true(gib(DNR_RECOMPUTE_BLOCK, DNR_FUSION_D2) <= 4.0);
+    static const struct {
+        dnr_fusion fusion;
+        dnr_recompute mode;
+        double most;
+    } promised[] = {
+        {DNR_FUSION_D1, DNR_RECOMPUTE_NONE, 10.25}, {DNR_FUSION_D1, DNR_RECOMPUTE_CHEAP, 8.6},
+        {DNR_FUSION_D1, DNR_RECOMPUTE_STAGE, 5.2},  {DNR_FUSION_D1, DNR_RECOMPUTE_BLOCK, 3.4},
+        {DNR_FUSION_D2, DNR_RECOMPUTE_NONE, 7.0},   {DNR_FUSION_D2, DNR_RECOMPUTE_CHEAP, 5.5},
+        {DNR_FUSION_D2, DNR_RECOMPUTE_STAGE, 3.6},  {DNR_FUSION_D2, DNR_RECOMPUTE_BLOCK, 3.3},
+    };
+    for (size_t i = 0; i < sizeof promised / sizeof promised[0]; i++)
+        assert_true(gib(promised[i].mode, promised[i].fusion) <= promised[i].most);
+}
+
+/* memory.recompute = auto:GIB takes `want`; DNR_RECOMPUTE_AUTO: nothing fits. */
+static void expect_mode(double limit, dnr_fusion fusion, dnr_recompute want)
+{
+    dnr_trainer_opts o = options("resnet50", DNR_PRECISION_FP16, 256);
+    dnr_trainer *t;
+    o.fusion = fusion;
+    o.recompute = DNR_RECOMPUTE_AUTO;
+    o.recompute_gib = limit;
+    const dnr_status st = dnri_trainer_create(dev, &o, &planned, &t);
+    if (want == DNR_RECOMPUTE_AUTO) {
+        assert_int_equal(st, DNR_EMEM);
+        print_message("%s; %s\n", dnr_last_error()->what, dnr_last_error()->remedy);
+        assert_non_null(
+            strstr(dnr_last_error()->what, "fits in no mode; the smallest, block, needs 3."));
+        assert_non_null(strstr(dnr_last_error()->remedy, "auto:3."));
+        assert_non_null(strstr(dnr_last_error()->remedy, "lower train.batch to "));
+        return;
+    }
+    OK(st);
+    size_t arena, store;
+    dnr_trainer_memory(t, &arena, &store);
+    assert_string_equal(dnr_recompute_name(dnr_trainer_recompute(t)), dnr_recompute_name(want));
+    assert_true((double)(arena + store + 2 * t->staging_bytes) <= limit * 0x1p30);
+    dnr_trainer_destroy(t);
+}
+
+static void test_auto(void **state)
+{
+    if (!dev)
+        skip();
+    expect_mode(12, DNR_FUSION_D1, DNR_RECOMPUTE_NONE);
+    expect_mode(10, DNR_FUSION_D1, DNR_RECOMPUTE_CHEAP);
+    expect_mode(4, DNR_FUSION_D1, DNR_RECOMPUTE_BLOCK);
+    expect_mode(5.5, DNR_FUSION_D2, DNR_RECOMPUTE_CHEAP);
+    expect_mode(2, DNR_FUSION_D2, DNR_RECOMPUTE_AUTO);
 }
 
 /* ---- every network */
@@ -102,6 +143,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_auto),
         cmocka_unit_test(test_every_network),
     };
     paper_open((size_t)139 << 30, &dev);

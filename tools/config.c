@@ -44,6 +44,19 @@ static dnr_status bad_value(const cfg_key *k, const char *text, const char *wher
     return tool_remedy(err, "see docs/cfg.md");
 }
 
+/* Is the text that choice, or what it stands for: "auto:<GiB>" for "auto:" and a positive number? */
+static bool is_choice(const char *choice, const char *text)
+{
+    const size_t prefix = strcspn(choice, "<");
+    char *end;
+    if (!choice[prefix])
+        return !strcmp(choice, text);
+    if (strncmp(choice, text, prefix) || !isdigit((unsigned char)text[prefix]))
+        return false;
+    const double v = strtod(text + prefix, &end);
+    return !*end && isfinite(v) && v > 0;
+}
+
 static dnr_status set_choice(const cfg_key *k, void *field, const char *text, const char *where,
                              dnr_error *err)
 {
@@ -54,7 +67,7 @@ static dnr_status set_choice(const cfg_key *k, void *field, const char *text, co
     for (char *p = strtok_r(list, "|", &save); p && n < 64; p = strtok_r(NULL, "|", &save))
         names[n++] = p;
     for (int i = 0; i < n; i++) {
-        if (!strcmp(names[i], text)) {
+        if (is_choice(names[i], text)) {
             if (k->type == CFG_CHOICE)
                 *(int64_t *)field = i;
             else

@@ -50,7 +50,7 @@ typedef struct cfg {
     } optim;
     struct {
         double fraction;
-        int64_t recompute;
+        char recompute[CFG_TEXT];
     } memory;
     struct {
         bool benchmark;

@@ -141,6 +141,14 @@ static const char *cache_of(const cfg *c, char *path, size_t size)
     return path;
 }
 
+static dnr_recompute recompute_of(const char *text)
+{
+    int r = DNR_RECOMPUTE_NONE;
+    while (*text && r < DNR_RECOMPUTE_AUTO && strcmp(text, dnr_recompute_name((dnr_recompute)r)))
+        r++;
+    return (dnr_recompute)r;
+}
+
 static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
 {
     const cfg *c = &s->cfg;
@@ -150,8 +158,6 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
     };
     char cache[4096];
     static const char *const stems[] = {NULL, "imagenet", "cifar"};
-    static const dnr_recompute recomputes[] = {DNR_RECOMPUTE_NONE, DNR_RECOMPUTE_STAGE,
-                                               DNR_RECOMPUTE_BLOCK, DNR_RECOMPUTE_CHEAP};
     static const dnr_fusion fusions[] = {DNR_FUSION_AUTO, DNR_FUSION_OFF, DNR_FUSION_D1,
                                          DNR_FUSION_D2};
     dnr_trainer_opts o = {
@@ -171,7 +177,9 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
         .total_samples = s->total_samples,
         .seed = (uint64_t)c->train.seed,
         .deterministic = c->train.deterministic,
-        .recompute = recomputes[c->memory.recompute],
+        .recompute = recompute_of(c->memory.recompute),
+        .recompute_gib =
+            strncmp(c->memory.recompute, "auto:", 5) ? 0 : atof(c->memory.recompute + 5),
         .fusion = fusions[c->cudnn.fusion],
         .memory_fraction = c->memory.fraction,
         .workspace_mb = c->cudnn.workspace_mb,

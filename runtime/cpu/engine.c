@@ -39,8 +39,10 @@ static dnr_status ingest_run(void *ctx)
 {
     ingest *s = ctx;
     const char *slot = *(const char *const *)s->b.in[0];
-    memcpy(s->b.out[2], slot, sizeof(dnri_header));
-    memcpy(s->b.out[1], slot + dnri_slot_labels(), (size_t)s->a.n * sizeof(int32_t));
+    if (s->b.out[1]) { /* else it is a clone */
+        memcpy(s->b.out[2], slot, sizeof(dnri_header));
+        memcpy(s->b.out[1], slot + dnri_slot_labels(), (size_t)s->a.n * sizeof(int32_t));
+    }
     s->pixels = (const uint8_t *)slot + dnri_slot_pixels(s->a.n);
     dnri_slices(s->slices, s->a.n * s->a.h * s->a.w, ingest_pixels_k[s->bf16], s);
     return DNR_OK;

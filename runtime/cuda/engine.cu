@@ -26,7 +26,7 @@ struct ingest_args {
 /* Labels and header. */
 __device__ __forceinline__ void ingest_rest(const ingest_args &a, const uint8_t *slot)
 {
-    if (blockIdx.x > 0)
+    if (blockIdx.x > 0 || !a.labels) /* a clone has none */
         return;
     const int32_t *labels = (const int32_t *)(slot + sizeof(dnri_header));
     for (int64_t i = threadIdx.x; i < a.batch; i += blockDim.x)

@@ -13,6 +13,8 @@ static void ingest(const ref_step *s)
     double *x = s->at.out[0];
     for (int64_t i = 0; i < a->n * a->h * a->w * 3; i++)
         x[i] = pixels[i] * a->scale[i % 3] + a->shift[i % 3];
+    if (!s->at.out[1]) /* a clone */
+        return;
     memcpy(s->at.out[1], slot + dnri_slot_labels(), (size_t)a->n * sizeof(int32_t));
     memcpy(s->at.out[2], slot, sizeof(dnri_header));
 }

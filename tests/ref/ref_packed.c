@@ -31,6 +31,8 @@ static void ingest(const ref_step *s)
         if (blocks)
             blocks[packed_at(DNRI_BLOCKS, a->h, a->w, n, h, w, c)] = v;
     }
+    if (!s->at.out[1]) /* a clone */
+        return;
     memcpy(s->at.out[1], slot + dnri_slot_labels(), (size_t)a->n * sizeof(int32_t));
     memcpy(s->at.out[2], slot, sizeof(dnri_header));
 }
