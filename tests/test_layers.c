@@ -352,6 +352,35 @@ static void build_max_pool(probe *p, const shape *c)
     probe_result(p, "max_pool.bwd", "dx", dx, POINT, 1);
 }
 
+/* A NaN among the values too: it wins. */
+static void build_max_pool_act(probe *p, const shape *c)
+{
+    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w, true};
+    const dnr_tid x = probe_tensor(p, "x", c->n, c->h, c->w, c->c);
+    const dnr_tid bias = probe_vector(p, "bias", c->c, 1, -1);
+    double *v = probe_values(p, x);
+    dnr_tid y = DNRI_NONE;
+    if (v && c->special)
+        v[c->h * c->w * c->c / 2] = NAN;
+    probe_emit(p, &dnri_def_max_pool_act, &a, sizeof a, 2, (dnr_tid[]){x, bias}, 1, &y);
+    probe_result(p, "max_pool.act", "y", y, POINT, 1);
+}
+
+/* Not every device has it, and nobody splits it: a rewrite asks before. */
+static bool has_max_pool_act(const shape *c)
+{
+    const dnri_pool_attr a = {c->kernel, c->stride, c->pad, c->h, c->w, true};
+    rig r;
+    dnr_tid y = DNRI_NONE;
+    rig_open(&r, probe_device, probe_precision, false);
+    const dnr_tid x = rig_leaf(&r, "x", dnri_desc4(r.num.compute, c->n, c->h, c->w, c->c));
+    const dnr_tid bias = rig_leaf(&r, "bias", dnri_desc1(r.num.master, c->c));
+    OK(dnri_emit(r.g, &dnri_def_max_pool_act, "l", &a, sizeof a, 2, (dnr_tid[]){x, bias}, 1, &y));
+    const bool has = dnri_device_supports(probe_device, r.g, dnri_graph_op_c(r.g, 0));
+    rig_close(&r);
+    return has;
+}
+
 /* Which of several NaNs wins is left open: only y counts. */
 static void build_nan_pool(probe *p, const shape *c)
 {
@@ -400,8 +429,12 @@ static void test_pools(void **state)
         bad += probe_run(build_nan_pool, NULL, &c);
         bad += probe_run(build_avg_pool, NULL, &c);
         bad += probe_run(build_global_pool, NULL, &c);
+        if (has_max_pool_act(&c))
+            bad += probe_run(build_max_pool_act, NULL, &c);
         c.special = true;
         bad += probe_run(build_max_pool, NULL, &c);
+        if (has_max_pool_act(&c))
+            bad += probe_run(build_max_pool_act, NULL, &c);
     }
     bad += probe_run(build_global_pool, NULL, &(shape){NHWC(3, 1, 1, 5)});
     assert_int_equal(bad, 0);

@@ -1,6 +1,7 @@
-/* conv_act.c: convolutions that finish what they write, through an engine of cuDNN's with the epilogue, or fprop's and a
- * pass of our own, whichever is faster; norms folded into weights. */
+/* conv_act.c: convolutions that finish what they write: an engine of cuDNN's with the epilogue, fprop's and a pass of our
+ * own, or, of single pixels, a product of cuBLASLt's, whichever is fastest; norms folded into weights. */
 #include "../../runtime/cuda/convplan.h"
+#include "../../runtime/cuda/product.h"
 #include "../../runtime/engine_ops.h"
 #include "../layers.h"
 #include "kernels.h"
@@ -13,9 +14,15 @@ enum { X, W, BIAS, RESIDUAL, LOW };       /* in of conv.act */
 enum { F_W, GAMMA, BETA, MEAN, VAR };     /* of fold */
 enum { FOLDED, FOLDED_BIAS, FOLDED_LOW }; /* its out */
 
+/* How it is done; what is chosen is the device's. */
+typedef struct way {
+    const dnri_product *product; /* or NULL, and then: */
+    const dnri_conv_plan *plan;
+    bool whole; /* the plan does all; else it is fprop's */
+} way;
+
 typedef struct conv {
-    const dnri_conv_plan *plan; /* the device's */
-    bool whole;                 /* it does all; else it is fprop's */
+    way way;
     k_conv_args geometry;
     cudnnBackendDescriptor_t pack;
 } conv;
@@ -28,15 +35,20 @@ static void release(dnri_cuda_op *s)
     free(c);
 }
 
+static void *low_of(const dnri_cuda_op *s)
+{
+    return s->at.in[LOW] ? s->at.in[LOW] : s->at.in[BIAS];
+}
+
 static dnr_status prepare(dnri_cuda_op *s)
 {
     conv *c = s->own;
     dnri_conv_at at = {
         .x = s->at.in[X], .w = s->at.in[W], .y = s->at.out[0], .workspace = s->at.workspace};
-    if (!c->plan->plan)
+    if (c->way.product || !c->way.plan->plan)
         return DNR_OK;
-    if (c->whole) {
-        at.bias = s->at.in[LOW] ? s->at.in[LOW] : s->at.in[BIAS];
+    if (c->way.whole) {
+        at.bias = low_of(s);
         at.residual = s->at.in[RESIDUAL];
     }
     if (c->pack)
@@ -45,15 +57,28 @@ static dnr_status prepare(dnri_cuda_op *s)
     return dnri_cudnn_pack(&c->pack, &at);
 }
 
+static dnr_status run_product(dnri_cuda_op *s)
+{
+    const conv *c = s->own;
+    const dnri_product_at at = {.a = s->at.in[X],
+                                .b = s->at.in[W],
+                                .c = s->at.in[RESIDUAL],
+                                .bias = low_of(s),
+                                .d = s->at.out[0],
+                                .workspace = s->at.workspace};
+    return dnri_product_run(s->dev, c->way.product, s->stream, &at);
+}
+
 static dnr_status run(dnri_cuda_op *s)
 {
     const conv *c = s->own;
-    if (c->plan->plan)
-        DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
-                   c->plan->impl);
+    const dnri_conv_plan *plan = c->way.plan;
+    if (plan->plan)
+        DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, plan->plan, c->pack), "running %s",
+                   plan->impl);
     else
         k_conv_fprop(s->stream, &c->geometry, s->at.in[X], s->at.in[W], s->at.out[0]);
-    if (c->whole)
+    if (c->way.whole)
         return DNR_OK;
     const int64_t k = s->out[0].dim[3];
     const k_bias_act_args a = {.type = (int)s->out[0].dtype,
@@ -97,30 +122,69 @@ static dnr_status time_two(dnri_cuda *d, const dnri_conv_problem *p, float *us)
                           time_pass, &q, us);
 }
 
-/* The plan of both, or fprop's where that and a pass of our own is faster, or there is no other. */
-static dnr_status choose(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_plan **out)
+/* The convolution as a product [pixels, C] · [C, K], where it looks at single pixels; none where cuBLASLt has none. */
+static dnr_status choose_product(dnri_cuda *d, const dnri_conv_problem *p, const dnri_lower_opts *o,
+                                 const dnri_product **out)
+{
+    const dnri_product_spec z = {.m = p->n * p->p * p->q,
+                                 .n = p->k,
+                                 .l = p->c,
+                                 .b_t = 1,
+                                 .in = p->type,
+                                 .out = p->type,
+                                 .tf32 = p->tf32,
+                                 .bias = 1,
+                                 .add = p->residual,
+                                 .relu = p->relu};
+    *out = NULL;
+    if (p->kernel != 1 || p->stride != 1 || p->pad != 0)
+        return DNR_OK;
+    DNR_TRY(dnri_product_choose(d, &z, o, out));
+    if (dnri_product_is_direct(*out))
+        *out = NULL;
+    return DNR_OK;
+}
+
+/* The fastest way, where that is asked for; else cuDNN's plan, where there is one. */
+static dnr_status choose(dnri_cuda *d, const dnri_conv_problem *p, const dnri_lower_opts *o,
+                         way *out)
 {
     dnri_conv_problem fprop = *p;
-    dnri_conv_plan *both;
+    dnri_conv_plan *both, *plain;
+    const dnri_product *product = NULL;
+    float us;
     fprop.kind = DNRI_FPROP;
     fprop.residual = fprop.relu = 0;
     DNR_TRY(dnri_cudnn_choose(d, p, &both));
-    *out = both;
-    if (both->plan && both->verdict == DNRI_UNJUDGED && both->us == FLT_MAX)
-        both->verdict = DNRI_ONE_PLAN;
-    if (both->plan && both->verdict == DNRI_ONE_PLAN)
+    *out = (way){.plan = both, .whole = true};
+    if (both->plan && (both->verdict == DNRI_ONE_PLAN || both->us == FLT_MAX))
         return DNR_OK;
-    DNR_TRY(dnri_cudnn_choose(d, &fprop, out));
-    if (both->plan && both->verdict == DNRI_UNJUDGED) {
-        float us;
-        DNR_TRY(time_two(d, p, &us));
-        both->verdict = (*out)->us < FLT_MAX && us < FLT_MAX && (*out)->us + us < both->us
-                            ? DNRI_TWO_PASSES
-                            : DNRI_ONE_PLAN;
-        *out = both->verdict == DNRI_ONE_PLAN ? both : *out;
-        return dnri_cudnn_remember(d, both);
+    if (both->verdict == DNRI_UNJUDGED || both->verdict == DNRI_PRODUCT) {
+        DNR_TRY(choose_product(d, p, o, &product));
+        if (product && (both->verdict == DNRI_PRODUCT || !both->plan)) {
+            *out = (way){.product = product};
+            return DNR_OK;
+        }
+        if (both->verdict == DNRI_PRODUCT) /* it is gone */
+            return DNR_OK;
     }
-    return DNR_OK;
+    DNR_TRY(dnri_cudnn_choose(d, &fprop, &plain));
+    if (!both->plan || both->verdict == DNRI_TWO_PASSES) {
+        *out = (way){.plan = plain};
+        return DNR_OK;
+    }
+    DNR_TRY(time_two(d, p, &us));
+    us = plain->us < FLT_MAX && us < FLT_MAX ? plain->us + us : FLT_MAX;
+    const float product_us = product ? dnri_product_us(product) : FLT_MAX;
+    both->verdict = DNRI_ONE_PLAN;
+    if (product_us < both->us && product_us <= us) {
+        both->verdict = DNRI_PRODUCT;
+        *out = (way){.product = product};
+    } else if (us < both->us) {
+        both->verdict = DNRI_TWO_PASSES;
+        *out = (way){.plan = plain};
+    }
+    return dnri_cudnn_remember(d, both);
 }
 
 static dnri_conv_problem problem_of(const dnr_graph *g, const dnri_op *op, const dnri_lower_opts *o)
@@ -149,22 +213,38 @@ static dnri_conv_problem problem_of(const dnr_graph *g, const dnri_op *op, const
     };
 }
 
+static dnr_status choose_way(dnri_cuda *d, const dnri_conv_problem *p, bool low,
+                             const dnri_lower_opts *o, way *out)
+{
+    dnri_conv_problem fprop = *p;
+    dnri_conv_plan *plan;
+    if (low)
+        return choose(d, p, o, out);
+    fprop.kind = DNRI_FPROP; /* no engine takes a bias of another type than the rest's */
+    fprop.residual = fprop.relu = 0;
+    DNR_TRY(dnri_cudnn_choose(d, &fprop, &plan));
+    *out = (way){.plan = plan};
+    return DNR_OK;
+}
+
+static void describe(const way *w, char impl[64])
+{
+    if (w->product)
+        snprintf(impl, 64, "%s", dnri_product_impl(w->product));
+    else
+        snprintf(impl, 64, "%s%.50s", w->whole ? "" : "k_bias_act+",
+                 w->plan->plan ? w->plan->impl : "direct");
+}
+
 static dnr_status lower_act(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_lower_opts *o, dnri_step *out)
 {
     dnri_cuda *d = dnri_cuda_of(dev);
-    dnri_conv_problem p = problem_of(g, op, o);
-    dnri_conv_plan *plan;
+    const dnri_conv_problem p = problem_of(g, op, o);
     char impl[64];
-    if (p.type != DNR_F32 && op->in[LOW] < 0) { /* no engine takes a bias of another type */
-        p.kind = DNRI_FPROP;
-        p.residual = p.relu = 0;
-        DNR_TRY(dnri_cudnn_choose(d, &p, &plan));
-    } else {
-        DNR_TRY(choose(d, &p, &plan));
-    }
-    const bool whole = plan->plan && plan->problem.kind == DNRI_FPROP_ACT;
-    if (!plan->plan)
+    way w;
+    DNR_TRY(choose_way(d, &p, p.type == DNR_F32 || op->in[LOW] >= 0, o, &w));
+    if (!w.product && !w.plan->plan)
         dnri_log(DNR_LOG_WARN,
                  "%s (%s): cuDNN has no engine for %s, kernel %d, stride %d, within %zu MiB: plain "
                  "loops are used, slowly",
@@ -174,21 +254,22 @@ static dnr_status lower_act(dnr_device *dev, const dnr_graph *g, const dnri_op *
     if (!c)
         return DNR_FAIL_NOMEM();
     dnri_cuda_op *s;
-    snprintf(impl, sizeof impl, "%s%.50s", whole ? "" : "k_bias_act+",
-             plan->plan ? plan->impl : "direct");
-    dnr_status st = dnri_cuda_lower(dev, g, op, run, whole ? 1 : 2, impl, out, &s);
+    describe(&w, impl);
+    dnr_status st = dnri_cuda_lower(dev, g, op, w.product ? run_product : run,
+                                    w.product || w.whole ? 1 : 2, impl, out, &s);
     if (st != DNR_OK) {
         free(c);
         return st;
     }
-    *c = (conv){.plan = plan,
-                .whole = whole,
+    *c = (conv){.way = w,
                 .geometry = {(int)p.type, d->sms, (int)p.n, (int)p.h, (int)p.w, (int)p.c, (int)p.p,
                              (int)p.q, (int)p.k, (int)p.kernel, (int)p.stride, (int)p.pad}};
     s->own = c;
     s->release = release;
     s->prepare = prepare;
-    out->workspace = plan->plan ? plan->workspace : 0;
+    out->workspace = w.product      ? dnri_product_workspace(w.product)
+                     : w.plan->plan ? w.plan->workspace
+                                    : 0;
     return DNR_OK;
 }
 

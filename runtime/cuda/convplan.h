@@ -22,8 +22,9 @@ typedef struct dnri_conv_plan {
     cudnnBackendDescriptor_t plan; /* NULL: cuDNN has none within these bounds */
     size_t workspace;
     float us; /* its time, or FLT_MAX where it was not timed */
-    /* Of a problem that splits, the layer's verdict: one plan does it; fprop and a pass of our own do; not judged yet */
-    enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES } verdict;
+    /* Of a problem that splits, the layer's verdict: one plan does it; fprop and a pass of our own do; a matrix product
+     * does; not judged yet */
+    enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES, DNRI_PRODUCT } verdict;
     char impl[64]; /* "cudnn eng67 k2=4,13=0": engine and knobs */
     dnri_cudnn_config config;
     dnri_cudnn_keep *keep;

@@ -58,16 +58,16 @@ void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a);
 void k_ema(cudaStream_t s, int sms, float share, const dnri_state *state, const float *w, float *e,
            int64_t n);
 void k_scaler(cudaStream_t s, bool scaled, dnri_state *state);
-/* d[i,j] = Σ_l a[i·a_row + l·a_col] · b[l·b_row + j·b_col] + bias[j] (+ d[i,j]), d [m,n] and bias of type d_type, for
- * each of a batch: for what cuBLASLt lacks. `step_…`: elements from one matrix to the next */
+/* d[i,j] = act(Σ_l a[i·a_row + l·a_col] · b[l·b_row + j·b_col] + bias[j] (+ c[i,j])), c, d [m,n] and bias of type d_type,
+ * c may be d; for each of a batch: for what cuBLASLt lacks. `step_…`: elements from one matrix to the next */
 typedef struct k_matmul_args {
     int type, d_type, sms;
     int64_t m, n, l;
     int64_t a_row, a_col, b_row, b_col;
     int64_t batch, step_a, step_b, step_d;
-    bool add;
+    bool add, relu;
 } k_matmul_args;
-void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void *b,
+void k_matmul(cudaStream_t s, const k_matmul_args *g, const void *a, const void *b, const void *c,
               const void *bias, void *d);
 /* Uniform values in (−1, 1) · scale, for the tuner. */
 void k_noise(cudaStream_t s, int type, int sms, void *x, int64_t n, float scale);

@@ -24,9 +24,15 @@ struct dnri_product {
     cublasLtMatrixLayout_t a, b, d; /* cuBLASLt's A is our B */
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
+    float us; /* FLT_MAX: not timed */
     bool found;
     char impl[64];
 };
+
+float dnri_product_us(const dnri_product *p)
+{
+    return p->us;
+}
 
 size_t dnri_product_workspace(const dnri_product *p)
 {
@@ -87,14 +93,16 @@ static dnr_status describe(dnri_product *p)
     DNRI_CUBLAS(
         cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
         "describing a product");
+    const cublasLtEpilogue_t e = z->bias && z->relu ? CUBLASLT_EPILOGUE_RELU_BIAS
+                                 : z->bias          ? CUBLASLT_EPILOGUE_BIAS
+                                 : z->relu          ? CUBLASLT_EPILOGUE_RELU
+                                                    : CUBLASLT_EPILOGUE_DEFAULT;
+    DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &e, sizeof e),
+                "describing what follows a product");
     if (z->bias) {
-        const cublasLtEpilogue_t e = CUBLASLT_EPILOGUE_BIAS;
         /* stands for the bias until a run brings it: the choice of an algorithm looks at its alignment, which for a
          * part of a vector is that of one access */
         const void *somewhere = (const void *)(uintptr_t)(DNRI_PARAM_ALIGN * 2 + 16);
-        DNRI_CUBLAS(
-            cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &e, sizeof e),
-            "describing a bias");
         DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                    &somewhere, sizeof somewhere),
                     "describing a bias");
@@ -150,6 +158,7 @@ dnr_status dnri_product_run(dnri_cuda *d, const dnri_product *p, cudaStream_t s,
 {
     const dnri_product_spec *z = &p->spec;
     const float one = 1, beta = z->add ? 1 : 0;
+    const void *c = at->c ? at->c : at->d;
     if (!p->found) {
         const k_matmul_args g = {
             .type = (int)z->in,
@@ -167,16 +176,17 @@ dnr_status dnri_product_run(dnri_cuda *d, const dnri_product *p, cudaStream_t s,
             .step_b = z->step_b,
             .step_d = z->step_d,
             .add = z->add != 0,
+            .relu = z->relu != 0,
         };
-        k_matmul(s, &g, at->a, at->b, at->bias, at->d);
+        k_matmul(s, &g, at->a, at->b, c, at->bias, at->d);
         return DNR_OK;
     }
     if (z->bias)
         DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                    &at->bias, sizeof at->bias),
                     "giving the bias");
-    DNRI_CUBLAS(cublasLtMatmul(d->lt, p->op, &one, at->b, p->a, at->a, p->b, &beta, at->d, p->d,
-                               at->d, p->d, &p->algo, at->workspace, p->workspace, s),
+    DNRI_CUBLAS(cublasLtMatmul(d->lt, p->op, &one, at->b, p->a, at->a, p->b, &beta, c, p->d, at->d,
+                               p->d, &p->algo, at->workspace, p->workspace, s),
                 "multiplying %lld x %lld by %lld x %lld", (long long)z->m, (long long)z->l,
                 (long long)z->l, (long long)z->n);
     return DNR_OK;
@@ -256,25 +266,26 @@ static void key_of(const dnri_product *p, char key[256])
 {
     const dnri_product_spec *z = &p->spec;
     snprintf(key, 256,
-             "product %s%s %s m%lld n%lld l%lld%s%s%s%s batch%lld steps%lld,%lld,%lld align%lld "
+             "product %s%s %s m%lld n%lld l%lld%s%s%s%s%s batch%lld steps%lld,%lld,%lld align%lld "
              "cap%zu",
              z->tf32 ? "tf32 " : "", dnri_dtype_name((dnr_dtype)z->in),
              dnri_dtype_name((dnr_dtype)z->out), (long long)z->m, (long long)z->n, (long long)z->l,
              z->a_t ? " a_t" : "", z->b_t ? " b_t" : "", z->bias ? " bias" : "",
-             z->add ? " add" : "", (long long)batch(z), (long long)z->step_a, (long long)z->step_b,
-             (long long)z->step_d, (long long)z->align, p->cap);
+             z->add ? " add" : "", z->relu ? " relu" : "", (long long)batch(z),
+             (long long)z->step_a, (long long)z->step_b, (long long)z->step_d, (long long)z->align,
+             p->cap);
 }
 
 /* "us 25.3 algo 4200…": cuBLASLt's own words for an algorithm, which its manual lets one keep for the same version */
-static dnr_status remember(dnri_cuda *d, const dnri_product *p, float us)
+static dnr_status remember(dnri_cuda *d, const dnri_product *p)
 {
     char key[256], text[64 + 2 * sizeof p->algo];
     unsigned char bytes[sizeof p->algo];
-    if (!d->choices || us == FLT_MAX)
+    if (!d->choices || p->us == FLT_MAX)
         return DNR_OK;
     memcpy(bytes, &p->algo, sizeof bytes);
     key_of(p, key);
-    int len = snprintf(text, sizeof text, "us %.3f algo ", (double)us);
+    int len = snprintf(text, sizeof text, "us %.3f algo ", (double)p->us);
     for (size_t i = 0; i < sizeof bytes; i++)
         len += snprintf(text + len, sizeof text - (size_t)len, "%02x", bytes[i]);
     return dnri_choices_set(d->choices, key, text);
@@ -303,6 +314,7 @@ static void recall(dnri_cuda *d, cublasLtHandle_t lt, dnri_product *p)
         r.workspaceSize <= p->cap) {
         r.algo = algo; /* the check fills in the rest */
         take(p, &r);
+        p->us = us;
     }
 }
 
@@ -311,8 +323,8 @@ static dnr_status choose(dnri_cuda *d, dnri_product *p)
     cublasLtHandle_t lt;
     cublasLtMatmulPreference_t pref;
     cublasLtMatmulHeuristicResult_t r[CANDIDATES];
-    float us = FLT_MAX;
     int asked = 0, n = 0;
+    p->us = FLT_MAX;
     snprintf(p->impl, sizeof p->impl, "direct");
     DNR_TRY(describe(p));
     if (d->paper) { /* cuBLASLt proposes only for a device that is there */
@@ -337,11 +349,11 @@ static dnr_status choose(dnri_cuda *d, dnri_product *p)
     for (int i = 0; i < asked; i++)
         if (r[i].state == CUBLAS_STATUS_SUCCESS)
             r[n++] = r[i];
-    if (n == 1)
+    if (n == 1 && !p->timed)
         take(p, &r[0]);
-    else if (n > 1)
-        DNR_TRY(fastest(d, p, r, n, &us));
-    return remember(d, p, us);
+    else if (n > 0)
+        DNR_TRY(fastest(d, p, r, n, &p->us));
+    return remember(d, p);
 }
 
 static void drop(dnri_product *p)

@@ -13,7 +13,8 @@ typedef struct dnri_product_spec {
         out; /* dnr_dtype of A and B; of D and the bias. F16 or BF16 in: out is the same or F32 */
     int64_t tf32;                   /* F32 may be multiplied in TF32 */
     int64_t bias;                   /* + bias [n] in each row */
-    int64_t add;                    /* + D as it was */
+    int64_t add;                    /* + C, or D as it was where the run gives no C */
+    int64_t relu;                   /* of all that */
     int64_t batch;                  /* so many products of equal shape; 0: one */
     int64_t step_a, step_b, step_d; /* elements from one matrix of the batch to the next */
     int64_t
@@ -30,10 +31,11 @@ void dnri_product_drop_all(dnri_cuda *d);
 size_t dnri_product_workspace(const dnri_product *p); /* bytes, at most o->workspace_cap */
 const char *dnri_product_impl(const dnri_product *p); /* "cublasLt algo 66 tile 20", "direct" */
 bool dnri_product_is_direct(const dnri_product *p);   /* plain loops, slow */
+float dnri_product_us(const dnri_product *p);         /* FLT_MAX: it was not timed */
 
-/* `bias`: NULL where the spec has none. */
+/* `bias` and `c`: NULL where the spec has none. */
 typedef struct dnri_product_at {
-    const void *a, *b, *bias;
+    const void *a, *b, *c, *bias;
     void *d, *workspace;
 } dnri_product_at;
 dnr_status dnri_product_run(dnri_cuda *d, const dnri_product *p, cudaStream_t s,
