@@ -79,8 +79,11 @@ int tool_distance(const char *a, const char *b)
 const char *tool_nearest(const char *wrong, const char *const names[], int n)
 {
     const char *best = NULL;
-    int least = name_length(wrong) / 3 + 1; /* still near: a third of the letters, and one */
+    int length = name_length(wrong),
+        least = length / 3 + 1; /* still near: a third of the letters, and one */
     for (int i = 0; i < n; i++) {
+        if (abs(length - name_length(names[i])) > least) /* the distance is no less */
+            continue;
         int d = tool_distance(wrong, names[i]);
         if (d < least || (d == least && !best)) {
             least = d;
