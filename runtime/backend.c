@@ -53,35 +53,47 @@ const cpu_set_t *dnri_process_cpus(void)
 }
 
 /* Modules stay loaded: GPU libraries do not survive being unloaded. */
-static dnr_status load(int i, const dnri_backend **out)
+dnr_status dnri_module_symbol(const char *name, const char *symbol, const char *remedy,
+                              const void **out)
 {
-    char folder[1024], path[1200], symbol[64];
+    char folder[1024], path[1200];
     own_folder(folder, sizeof folder);
     const char *forms[] = {"%s/dnnrun-%s.so", "%s/dnnrun/dnnrun-%s.so"};
     for (int f = 0; f < 2; f++) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-        snprintf(path, sizeof path, forms[f], folder, backends[i].name);
+        snprintf(path, sizeof path, forms[f], folder, name);
 #pragma GCC diagnostic pop
         if (access(path, R_OK) == 0)
             break;
         path[0] = 0;
     }
     if (!path[0])
-        return dnri_fail(DNR_EDEVICE, DNRI_HERE, backends[i].remedy,
-                         "this build has no %s back end (no dnnrun-%s.so beside the library in %s)",
-                         backends[i].name, backends[i].name, folder);
+        return dnri_fail(DNR_EDEVICE, DNRI_HERE, remedy,
+                         "this build has no %s module (no dnnrun-%s.so beside the library in %s)",
+                         name, name, folder);
     dnri_process_cpus();
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!so)
         return DNR_FAIL(DNR_EDEVICE, "install the library named, or use another device",
-                        "the %s back end does not load: %s", backends[i].name, dlerror());
-    snprintf(symbol, sizeof symbol, "dnri_backend_%s", backends[i].name);
-    const dnri_backend *be = dlsym(so, symbol);
-    if (!be || be->abi != DNRI_BACKEND_ABI)
+                        "the %s module does not load: %s", name, dlerror());
+    *out = dlsym(so, symbol);
+    if (!*out)
         return DNR_FAIL(DNR_EDEVICE, "install library and modules of one version",
                         "%s is of another version of dnnrun", path);
-    *out = be;
+    return DNR_OK;
+}
+
+static dnr_status load(int i, const dnri_backend **out)
+{
+    char symbol[64];
+    const void *found;
+    snprintf(symbol, sizeof symbol, "dnri_backend_%s", backends[i].name);
+    DNR_TRY(dnri_module_symbol(backends[i].name, symbol, backends[i].remedy, &found));
+    *out = found;
+    if ((*out)->abi != DNRI_BACKEND_ABI)
+        return DNR_FAIL(DNR_EDEVICE, "install library and modules of one version",
+                        "dnnrun-%s.so is of another version of dnnrun", backends[i].name);
     return DNR_OK;
 }
 

@@ -44,6 +44,9 @@ typedef struct dnri_lower_opts {
     size_t workspace_cap; /* bytes for one step */
     bool apart;           /* no output lies over an input: for tests */
     const char *cache;    /* file of choices made by timing (choices.h); NULL: none */
+    dnr_comm *comm;       /* for reduce (reduce.h); NULL: there is none */
+    size_t
+        bucket_bytes; /* in which pieces gradients are, or would be, summed over ranks; 0: the default */
 } dnri_lower_opts;
 
 /* What a device that computes on the host's CPUs leaves to the host's other threads. */
@@ -58,6 +61,8 @@ struct dnr_device {
     char name[32];
     char description[256];
     dnri_spare spare;
+    char unit
+        [64]; /* what it is of its host's, such as a PCI address: no two ranks may share it; "": they may */
 };
 
 typedef struct dnri_backend {
@@ -102,6 +107,8 @@ typedef struct dnri_backend {
     bool (*supports)(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
     dnr_status (*lower)(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_step *out);
+    /* What communication libraries take for a lane (CUDA: its stream). NULL: work runs at once, in host memory. */
+    void *(*queue)(dnr_device *dev, dnr_lane lane);
     /* Allocations and synchronisations made through this device so far (a step must add none). */
     void (*counters)(dnr_device *dev, int64_t *allocs, int64_t *syncs);
 } dnri_backend;
@@ -124,6 +131,11 @@ dnr_status dnri_device_lower(dnr_device *dev, const dnr_graph *g, const dnri_op 
 const cpu_set_t *dnri_process_cpus(void);
 
 const dnri_lowering *dnri_lower_find(const dnri_lowering *const tables[], const dnri_op_def *def);
+
+/* A symbol of the module dnnrun-NAME.so beside libdnnrun, loaded for good. DNR_EDEVICE with the reason, and `remedy`
+ * where there is no such module. */
+dnr_status dnri_module_symbol(const char *name, const char *symbol, const char *remedy,
+                              const void **out);
 
 /* Bounded wait for a mark: polls, and after `timeout_s` fails with DNR_EPEER naming `what`. */
 dnr_status dnri_wait(dnr_device *dev, int mark, double timeout_s, const char *what);

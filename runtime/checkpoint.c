@@ -80,7 +80,7 @@ static const char **trainer_metadata(const dnr_trainer *t, const char *const *no
     set(&own[1], "dnnrun", "%s", DNR_VERSION);
     set(&own[2], "steps", "%lld", (long long)t->steps);
     set(&own[3], "samples", "%lld", (long long)t->samples);
-    set(&own[4], "global_batch", "%lld", (long long)(t->o.batch * t->o.accumulate));
+    set(&own[4], "global_batch", "%lld", (long long)dnri_trainer_global_batch(t));
     set(&own[5], "seed", "%llu", (unsigned long long)t->o.seed);
     set(&own[6], "precision", "%s", dnr_precision_name(t->o.precision));
     set(&own[7], "scaled", "%d", t->num.scaled);
@@ -394,20 +394,24 @@ static dnr_status check(const dnr_checkpoint *c, const dnr_trainer *t)
 {
     static const char *const more[] = {STATE, NULL};
     static const dnri_weights of[FILES] = {DNRI_OF_MODEL, DNRI_OF_EMA, DNRI_OF_MOMENTUM};
-    int64_t global = t->o.batch * t->o.accumulate;
-    char remedy[160];
+    int64_t global = dnri_trainer_global_batch(t);
+    char remedy[160], ranks[24] = "";
+    if (t->world > 1)
+        snprintf(ranks, sizeof ranks, " x %d", t->world);
     for (int i = 0; i < FILES; i++)
         if (c->file[i])
             DNR_TRY(dnri_weights_check(t, of[i], c->file[i], NAMES[i], i == TRAINER ? more : NULL));
     if (global == c->global_batch)
         return DNR_OK;
-    snprintf(remedy, sizeof remedy,
-             "keep train.batch x train.accumulate at %lld: it sets the learning rate and the steps",
-             (long long)c->global_batch);
-    return dnri_fail(DNR_EUSAGE, DNRI_HERE, remedy,
-                     "it was made with a global batch of %lld, this trainer has %lld x %lld = %lld",
-                     (long long)c->global_batch, (long long)t->o.batch, (long long)t->o.accumulate,
-                     (long long)global);
+    snprintf(
+        remedy, sizeof remedy,
+        "keep train.batch x train.accumulate%s at %lld: it sets the learning rate and the steps",
+        t->world > 1 ? " x ranks" : "", (long long)c->global_batch);
+    return dnri_fail(
+        DNR_EUSAGE, DNRI_HERE, remedy,
+        "it was made with a global batch of %lld, this trainer has %lld x %lld%s = %lld",
+        (long long)c->global_batch, (long long)t->o.batch, (long long)t->o.accumulate, ranks,
+        (long long)global);
 }
 
 /* What keeps a deterministic run from the same bits. */

@@ -159,7 +159,7 @@ static dnr_status replay(search *s, dnri_plan *p, void *const *cell)
         return DNR_FAIL_NOMEM();
     for (int i = 0; i < p->n && !s->found; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
-        if (op->phase == DNRI_UPDATE)
+        if (op->phase == DNRI_UPDATE || dnri_comm_owns(op)) /* each rank looks for itself */
             continue;
         if (p->steps[i].run)
             DNR_TRY(p->steps[i].run(p->steps[i].ctx));

@@ -88,6 +88,51 @@ dnr_status dnr_device_memory(dnr_device *dev, size_t *free, size_t *total);
 /* Writes one line for each back end: what it is, or why it cannot be used. */
 void dnr_device_list(FILE *out);
 
+/* ---------------------------------------------------------------- several ranks */
+
+/* A run on several GPUs or machines is as many processes, the ranks, each with a device, a loader and a trainer of its
+ * own. mpirun or srun starts them, or whoever sets DNR_RANK, DNR_WORLD_SIZE and DNR_MASTER (HOST:PORT of rank 0) in their
+ * environments. With `comm` in their options, trainers sum their gradients: a step is that of all ranks' batches
+ * together. All ranks call the same functions in the same order. */
+typedef struct dnr_comm dnr_comm;
+
+typedef struct dnr_comm_opts {
+    double
+        timeout_s; /* a rank that is silent, or keeps the others waiting, for longer is lost; 0 = 60 */
+    /* Called once, from a thread of the communicator's, when a rank is lost: its name, host and stage are in `why`. It
+     * may end the process: what this rank has enqueued may never finish. NULL: the calls that wait for others fail
+     * with DNR_EPEER. */
+    void (*on_loss)(void *user, const dnr_error *why);
+    void *user;
+} dnr_comm_opts;
+
+/* Returns when all ranks are there. A process that no launcher started is alone: a world of one, where nothing below
+ * does anything. `opts` may be NULL. DNR_EPEER, naming the ranks that did not come, after timeout_s. */
+dnr_status dnr_comm_open(const dnr_comm_opts *opts, dnr_comm **out);
+/* `why`: what ended this rank early, for the others to know; NULL: it is done. */
+void dnr_comm_close(dnr_comm *c, const dnr_error *why);
+int dnr_comm_rank(const dnr_comm *c); /* 0 … world − 1 */
+int dnr_comm_world(const dnr_comm *c);
+int dnr_comm_local_rank(const dnr_comm *c); /* among the ranks of this host */
+int dnr_comm_local_world(const dnr_comm *c);
+bool dnr_comm_launched(const dnr_comm *c); /* false: alone */
+const char *
+dnr_comm_description(const dnr_comm *c); /* one line: ranks, hosts, transport, interface */
+/* The same without a communicator, from the environment alone. */
+dnr_status dnr_launched(int *rank, int *world);
+
+/* Something in which all ranks should agree. */
+typedef struct dnr_fact {
+    const char *name, *value; /* value: may have several lines; the first that differs is shown */
+} dnr_fact;
+/* DNR_EPEER, in all ranks, where one differs from rank 0: which, in what. */
+dnr_status dnr_comm_compare(dnr_comm *c, const dnr_fact *facts, int n);
+/* Rank 0's bytes to all. */
+dnr_status dnr_comm_broadcast(dnr_comm *c, void *data, size_t bytes);
+/* What this rank is about to do, for the message should it be lost meanwhile. Others may wait for it for allow_s where
+ * that is more than the timeout. */
+void dnr_comm_stage(dnr_comm *c, double allow_s, const char *text);
+
 /* ---------------------------------------------------------------- data */
 
 /* A data set: n samples, each an encoded picture with a class label and a name. */
@@ -306,6 +351,8 @@ typedef struct dnr_trainer_opts {
         *cache; /* file that keeps what `benchmark` chose on a GPU, for later starts; NULL: none */
     int64_t eval_batch; /* 0 = batch */
     int eval_image;     /* 0 = image */
+    dnr_comm *comm;     /* borrowed; NULL: this trainer is alone */
+    double bucket_mb;   /* gradients are summed over ranks in pieces of this many MiB; 0 = 25 */
 } dnr_trainer_opts;
 
 typedef struct dnr_trainer dnr_trainer;
@@ -320,6 +367,7 @@ typedef struct dnr_metrics {
     double loss_scale; /* 1 where unused */
     int64_t skipped;   /* steps skipped for overflow, so far */
     double grad_norm;  /* before clipping; 0 where clipping is off */
+    bool stop; /* a rank asked to stop (dnr_trainer_ask_stop): all learn it at the same step */
 } dnr_metrics;
 
 typedef struct dnr_eval_result {
@@ -345,9 +393,15 @@ void dnr_trainer_destroy(dnr_trainer *t);
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out);
 /* The same on batches of the caller's, `n` = `accumulate` of them. The caller's again on return. */
 dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dnr_metrics *out);
+/* From the next step on, the metrics of all ranks say `stop`: they can end after the same step. */
+void dnr_trainer_ask_stop(dnr_trainer *t);
+/* All ranks take over rank 0's weights, statistics, momentum, counters and position, verified by hash (DNR_EPEER). The
+ * first step or evaluation does so by itself; needed again where they change later. */
+dnr_status dnr_trainer_share(dnr_trainer *t);
 /* Waits (bounded) until all enqueued steps are done and describes the last one. */
 dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out);
-/* One exact pass over a validation loader: each sample counts once. */
+/* One exact pass over a validation loader: each sample counts once. Of several ranks, each evaluates its share with rank
+ * 0's running statistics, and all get the result of the whole. */
 dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out);
 /* The same with the moving averages of the weights; DNR_EUSAGE where opts.ema was 0. */
 dnr_status dnr_trainer_eval_ema(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out);

@@ -1,4 +1,5 @@
 #include "engine_ops.h"
+#include "reduce.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +79,11 @@ static double flat_flops(const dnr_graph *g, const dnri_op *op)
     return 2.0 * (double)dnri_count(dnri_desc(g, op->in[0]));
 }
 
+static double fold_flops(const dnr_graph *g, const dnri_op *op)
+{
+    return 2.0 * (double)((const dnri_grad_fold_attr *)op->attr)->count;
+}
+
 static double sgd_flops(const dnr_graph *g, const dnri_op *op)
 {
     return 8.0 * (double)dnri_count(dnri_desc(g, op->in[0]));
@@ -90,7 +96,7 @@ static double ema_flops(const dnr_graph *g, const dnri_op *op)
 }
 
 const dnri_op_def dnri_def_grad_fold = {
-    .name = "grad.fold", .infer = in_place, .flops = flat_flops};
+    .name = "grad.fold", .infer = in_place, .flops = fold_flops};
 const dnri_op_def dnri_def_grad_stat = {
     .name = "grad.stat", .infer = in_place, .flops = flat_flops};
 const dnri_op_def dnri_def_sgd = {.name = "sgd", .infer = in_place, .flops = sgd_flops};
@@ -105,12 +111,16 @@ dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o)
     dnr_tid state = dnri_slab_tensor(g, DNRI_STATE);
     if (o->sums) {
         dnr_tid sum = dnri_slab_tensor(g, DNRI_GSUM);
-        DNR_TRY(dnri_emit(g, &dnri_def_grad_fold, "update", NULL, 0, 2, (dnr_tid[]){grad, header},
-                          1, &sum));
+        dnri_grad_fold_attr all = {0, dnri_params_flat(dnri_graph_params(g))};
+        if (!o->reduced)
+            DNR_TRY(dnri_emit(g, &dnri_def_grad_fold, "update", &all, sizeof all, 2,
+                              (dnr_tid[]){grad, header}, 1, &sum));
         grad = sum;
     }
     if (!o->last)
         return DNR_OK;
+    if (o->reduced)
+        DNR_TRY(dnri_emit(g, &dnri_def_reduce_wait, "update", NULL, 0, 1, &grad, 1, &grad));
     DNR_TRY(dnri_emit(g, &dnri_def_grad_stat, "update", NULL, 0, 1, &grad, 1, (dnr_tid[]){state}));
     const dnri_numerics *num = dnri_graph_numerics(g);
     dnr_tid out[] = {dnri_slab_tensor(g, DNRI_MASTER), dnri_slab_tensor(g, DNRI_MOMENTUM),

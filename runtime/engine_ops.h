@@ -29,7 +29,11 @@ extern const dnri_op_def dnri_def_packed_ingest;
 /* The shape of packed pictures, n of h x w. */
 dnr_desc dnri_packed_desc(dnr_dtype t, int64_t n, int64_t h, int64_t w, int64_t packing);
 
-/* grad.fold: in {GRAD, HEADER}, out {GSUM}. gsum ← first ? grad : gsum + grad. */
+/* grad.fold: in {GRAD, HEADER}, out {GSUM}. gsum ← first ? grad : gsum + grad, of `count` elements from `offset`,
+ * both multiples of DNRI_PARAM_ALIGN. */
+typedef struct dnri_grad_fold_attr {
+    int64_t offset, count;
+} dnri_grad_fold_attr;
 extern const dnri_op_def dnri_def_grad_fold;
 
 /* grad.stat: in {GRAD or GSUM}, out {STATE}. state.found_inf ← any element not finite (0 or 1); once
@@ -65,12 +69,13 @@ typedef struct dnri_scaler_attr {
 } dnri_scaler_attr;
 extern const dnri_op_def dnri_def_scaler;
 
-/* Emits what follows backward in the `last` program: fold (accumulate > 1), stat, sgd, ema (where it has a decay), scaler. In the `micro` program only the fold. */
+/* Emits what follows backward in the `last` program: fold (accumulate > 1) or the wait for sums over ranks, stat, sgd, ema (where it has a decay), scaler. In the `micro` program only the fold. */
 typedef struct dnri_update_opts {
     dnri_sgd_attr sgd;
     bool sums; /* accumulate > 1 */
     bool last;
-    double ema; /* decay of the averages; 0 = none */
+    bool reduced; /* by dnri_rewrite_reduce, which folds, too */
+    double ema;   /* decay of the averages; 0 = none */
 } dnri_update_opts;
 dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o);
 

@@ -1,9 +1,11 @@
 /* explain.c: what `dnnrun plan` prints: each launch with its implementation, traffic and
  * arithmetic, and the memory map. */
 #include "plan_internal.h"
+#include "reduce.h"
 
 #include <jansson.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Bytes an op must move at least: each tensor it names, once. */
 static double op_bytes(const dnri_plan *p, const dnri_op *op)
@@ -121,21 +123,90 @@ static void explain_memory(const dnri_plan *p, FILE *out)
     free(order);
 }
 
+/* ---- buckets: what `last` sums over ranks, and from which op on it may travel */
+
+typedef struct buckets {
+    dnri_bucket *at;
+    int *after; /* the op behind which it is complete */
+    int n;
+} buckets;
+
+static bool find_buckets(const dnri_plan *p, buckets *b)
+{
+    *b = (buckets){0};
+    if (strcmp(p->name, "last") != 0 ||
+        dnri_graph_buckets(p->g, p->bucket_bytes, &b->at, &b->n) != DNR_OK)
+        return false;
+    b->after = malloc((size_t)(b->n + 1) * sizeof *b->after);
+    if (b->after)
+        dnri_bucket_places(p->g, b->at, b->n, b->after);
+    return b->after != NULL;
+}
+
+static void free_buckets(buckets *b)
+{
+    free(b->at);
+    free(b->after);
+}
+
+static double bucket_bytes(const dnri_plan *p, const dnri_bucket *b)
+{
+    return (double)b->count * (double)dnri_dtype_size(dnri_graph_numerics(p->g)->master);
+}
+
+/* Share of backward's work that is left behind op i: of its time where measured, else of its arithmetic. */
+static double backward_left(const dnri_plan *p, int i)
+{
+    double all = 0, left = 0;
+    for (int k = 0; k < p->n; k++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, k);
+        if (op->phase != DNRI_BACKWARD || dnri_comm_owns(op))
+            continue;
+        double work = p->us ? p->us[k] : op_flops(p, op);
+        all += work;
+        left += k > i ? work : 0;
+    }
+    return all > 0 ? left / all : 0;
+}
+
 static void explain_buckets(const dnri_plan *p, FILE *out)
 {
-    dnri_bucket *b;
-    int n;
+    buckets b;
+    if (find_buckets(p, &b)) {
+        fprintf(out,
+                "\ngradient buckets, which several ranks sum while backward goes on "
+                "(dist.bucket_mb)\n%6s %9s  %-44s %s\n",
+                "bucket", "MiB", "complete after", "backward left");
+        for (int i = 0; i < b.n; i++) {
+            const dnri_op *op = b.after[i] < 0 ? NULL : dnri_graph_op_c(p->g, b.after[i]);
+            char name[DNRI_NAME + 64] = "nothing";
+            if (op)
+                snprintf(name, sizeof name, "#%d %s %s", b.after[i], op->def->name, op->name);
+            fprintf(out, "%6d %9.2f  %-44s %5.1f %%\n", i, bucket_bytes(p, &b.at[i]) / 0x1p20, name,
+                    100 * backward_left(p, b.after[i]));
+        }
+    }
+    free_buckets(&b);
+}
+
+static json_t *json_buckets(const dnri_plan *p)
+{
+    buckets b;
+    json_t *list = json_array();
     const dnri_params *params = dnri_graph_params(p->g);
-    if (dnri_buckets_make(params, dnri_dtype_size(dnri_graph_numerics(p->g)->master),
-                          DNRI_BUCKET_FIRST, DNRI_BUCKET_BYTES, &b, &n) != DNR_OK)
-        return;
-    fprintf(out, "\n%d gradient buckets (MiB):", n);
-    for (int i = 0; i < n; i++)
-        fprintf(out, " %.1f",
-                (double)b[i].count * (double)dnri_dtype_size(dnri_graph_numerics(p->g)->master) /
-                    0x1p20);
-    fprintf(out, "\n");
-    free(b);
+    if (find_buckets(p, &b))
+        for (int i = 0; i < b.n; i++)
+            json_array_append_new(
+                list,
+                json_pack(
+                    "{s:i, s:I, s:s, s:s, s:i, s:f}", "bucket", i, "bytes",
+                    (json_int_t)bucket_bytes(p, &b.at[i]), "first",
+                    dnri_params_at(params, dnri_params_slab_order(params, b.at[i].first))->name,
+                    "last",
+                    dnri_params_at(params, dnri_params_slab_order(params, b.at[i].last))->name,
+                    "after", b.after[i], "backward_left", backward_left(p, b.after[i])));
+    free_buckets(&b);
+    return list;
 }
 
 static double rate(double amount, double us)
@@ -199,7 +270,8 @@ void dnri_plan_explain(const dnri_plan *p, FILE *out)
         if (p->us)
             fprintf(out, " %9.1f %7.0f %8.2f", p->us[i], rate(op_bytes(p, op) / 1e9, p->us[i]),
                     rate(op_flops(p, op) / 1e12, p->us[i]));
-        fprintf(out, "  %s%s%s\n", s->impl, op->clone ? " (recomputed)" : "",
+        fprintf(out, "  %s%s%s%s\n", s->impl, op->clone ? " (recomputed)" : "",
+                s->lane == DNRI_COMPUTE ? "" : ", lane ",
                 s->lane == DNRI_COMPUTE ? "" : lane_names[s->lane]);
     }
     if (p->us)
@@ -251,8 +323,9 @@ json_t *dnri_plan_json(const dnri_plan *p)
     totals t = sum_up(p);
     char hash[32];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)dnri_plan_hash(p));
-    return json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:I, s:I, s:o, s:o}", "program", p->name,
+    return json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:I, s:I, s:o, s:o, s:o}", "program", p->name,
                      "device", p->dev->name, "hash", hash, "launches", t.launches, "flops", t.flops,
                      "bytes", t.bytes, "arena", (json_int_t)p->arena, "activations",
-                     (json_int_t)p->activations, "ops", json_ops(p), "memory", json_memory(p));
+                     (json_int_t)p->activations, "ops", json_ops(p), "memory", json_memory(p),
+                     "buckets", json_buckets(p));
 }

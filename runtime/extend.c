@@ -1,5 +1,6 @@
 /* extend.c: what programs add to the tables of models and lowerings. */
 #include "extend.h"
+#include "comm.h"
 
 #include <string.h>
 
@@ -61,6 +62,8 @@ static const dnri_lowering *find(const dnr_device *dev, const dnri_op_def *def)
 
 bool dnri_device_supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
+    if (dnri_comm_owns(op))
+        return true;
     const dnri_lowering *row = find(dev, op->def);
     return row ? !row->supports || row->supports(dev, g, op) : dev->be->supports(dev, g, op);
 }
@@ -68,6 +71,8 @@ bool dnri_device_supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op
 dnr_status dnri_device_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                              const dnri_lower_opts *o, dnri_step *out)
 {
+    if (dnri_comm_owns(op))
+        return dnri_comm_lower(o->comm, dev, op, out);
     const dnri_lowering *row = find(dev, op->def);
     return row ? row->lower(dev, g, op, o, out) : dev->be->lower(dev, g, op, o, out);
 }

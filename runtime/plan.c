@@ -190,6 +190,7 @@ dnr_status dnri_plan_build(dnr_graph *g, dnr_device *dev, const char *name,
     }
     p->g = g;
     p->dev = dev;
+    p->bucket_bytes = o->bucket_bytes;
     snprintf(p->name, sizeof p->name, "%s", name);
     DNR_GOTO(st, dnri_graph_status(g));
     DNR_GOTO(st, dnri_rewrite_split(g, dev));

@@ -27,6 +27,7 @@ struct dnri_plan {
     int end[DNRI_PARTS];       /* where the ops of each part end: the next one begins there */
     void *program[DNRI_PARTS]; /* captured; NULL: run step by step */
     double *us;                /* microseconds of each op, where measured */
+    size_t bucket_bytes;
 };
 
 static inline const dnri_span *dnri_workspace_span(const dnri_plan *p, int op)

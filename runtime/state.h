@@ -15,7 +15,9 @@ typedef struct dnri_header {
     double lr;     /* learning rate of this step */
     int32_t first; /* 1: first micro-batch of a step, or first batch of an evaluation: sums start
                       anew */
-    int32_t unused[13];
+    int32_t unused;
+    int64_t stop; /* 1: this rank asks all to stop (summed over ranks by the `last` program) */
+    int64_t reserved[5];
 } dnri_header;
 
 typedef struct dnri_state {

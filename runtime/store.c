@@ -79,6 +79,11 @@ size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, unsigned h
     return sum;
 }
 
+size_t dnri_store_bytes(const dnri_store *s, dnri_role role)
+{
+    return slab_bytes(s->params, &s->num, s->holds, role);
+}
+
 dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numerics *num,
                           unsigned holds, dnri_store **out)
 {

@@ -106,6 +106,8 @@ dnr_status dnri_store_new(dnr_device *dev, dnri_params *params, const dnri_numer
                           unsigned holds, dnri_store **out);
 void dnri_store_free(dnri_store *s);
 size_t dnri_store_size(dnri_params *params, const dnri_numerics *num, unsigned holds);
+/* Bytes of a slab; 0: there is none, or WEIGHT is an alias of MASTER. */
+size_t dnri_store_bytes(const dnri_store *s, dnri_role role);
 /* Device address of a parameter in a slab; param = -1: of the whole slab. NULL where the slab is
  * absent.
  * Norms work in the master type: as WEIGHT, their parameters are found in MASTER. */

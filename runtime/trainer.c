@@ -8,6 +8,7 @@
 
 #include "engine_ops.h"
 #include "model.h"
+#include "reduce.h"
 #include "rewrite.h"
 #include "slot.h"
 #include "trainer.h"
@@ -35,7 +36,7 @@ static dnr_status emit_forward(dnr_trainer *t, dnr_graph *g, bool training, int6
     if (t->extra.keep || !training) /* dnr_trainer_predict reads them */
         dnri_keep(g, *logits);
     /* the gradient is the mean's over the whole step; the reported loss of an evaluation is unsmoothed */
-    double share = 1 / ((double)batch * (double)o->accumulate);
+    double share = 1 / ((double)batch * (double)o->accumulate * t->world);
     DNR_TRY(dnri_model_loss(g, *logits, labels, training ? o->label_smoothing : 0,
                             training ? share : 1));
     if (t->extra.keep)
@@ -43,11 +44,17 @@ static dnr_status emit_forward(dnr_trainer *t, dnr_graph *g, bool training, int6
     return DNR_OK;
 }
 
+static size_t bucket_bytes(const dnr_trainer *t)
+{
+    return (size_t)(t->o.bucket_mb * 0x1p20);
+}
+
 static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
 {
     const dnr_optim_opts *o = &t->o.optim;
     dnri_update_opts update = {.sums = t->o.accumulate > 1,
                                .last = last,
+                               .reduced = last && t->comm,
                                .ema = t->o.ema,
                                .sgd = {.momentum = o->momentum,
                                        .weight_decay = o->weight_decay,
@@ -62,6 +69,10 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
                                               .timed = t->o.benchmark && !t->o.deterministic,
                                               .algbn_rows = t->extra.algbn_rows}));
     DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));
+    if (update.reduced) {
+        dnri_reduce_opts reduce = {.bytes = bucket_bytes(t), .sums = update.sums};
+        DNR_TRY(dnri_rewrite_reduce(g, &reduce));
+    }
     return dnri_emit_update(g, &update);
 }
 
@@ -73,7 +84,9 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
                              .benchmark = benchmark && !t->o.deterministic,
                              .workspace_cap = (size_t)t->o.workspace_mb << 20,
                              .apart = t->extra.apart,
-                             .cache = t->o.cache};
+                             .cache = t->o.cache,
+                             .comm = t->comm,
+                             .bucket_bytes = bucket_bytes(t)};
     dnr_graph *g = dnri_graph_new(t->params, &t->num, training);
     if (!g)
         return DNR_FAIL_NOMEM();
@@ -333,6 +346,10 @@ static bool in_doubt(dnr_trainer *t)
 static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
 {
     DNR_TRY(dnri_trainer_options(opts, &t->o));
+    t->comm = dnri_comm_alone(t->o.comm) ? NULL : t->o.comm;
+    t->world = dnri_comm_world(t->comm);
+    if (t->comm)
+        DNR_TRY(dnri_comm_attach(t->comm, t->dev));
     DNR_TRY(t->dev->be->numerics(t->dev, &t->o.precision, &t->num));
     t->num.scaled = t->num.scaled || t->extra.scaled;
     t->params = dnri_params_new();

@@ -2,6 +2,7 @@
 #ifndef DNR_TRAINER_H
 #define DNR_TRAINER_H
 
+#include "comm.h"
 #include "plan.h"
 
 /* One optimizer step is accumulate − 1 runs of `micro` and one of `last`. */
@@ -28,6 +29,7 @@ typedef struct dnri_pinned {
     void *cell[2];       /* addresses of the staging buffers */
     dnri_state state[2]; /* of the last two steps */
     dnri_state eval;
+    dnri_header header[2]; /* of the last two steps, of several ranks: who asked to stop */
 } dnri_pinned;
 
 /* A step that was enqueued, and where its batches came from. */
@@ -63,6 +65,11 @@ struct dnr_trainer {
     int64_t steps, samples; /* enqueued */
     dnri_issued issued[2];  /* the last two steps */
     dnr_error *lost;        /* why training cannot go on; NULL: it can */
+
+    dnr_comm *comm; /* NULL: alone */
+    int world;
+    bool shared; /* all ranks hold the same weights */
+    bool ask_stop;
 };
 
 /* Checks the options, fills in defaults and copies the names. */
@@ -78,6 +85,14 @@ dnr_status dnri_trainer_go_on(dnr_trainer *t, const dnri_state *state, int64_t s
 /* Step `step` (from 0), whose state is `s`, had gradients that are not finite: runs it again op by op, says
  * which was the first, and fails. */
 dnr_status dnri_trainer_diagnose(dnr_trainer *t, int64_t step, const dnri_state *s);
+/* Samples of a step, of all ranks. */
+static inline int64_t dnri_trainer_global_batch(const dnr_trainer *t)
+{
+    return t->o.batch * t->o.accumulate * t->world;
+}
+/* Of several ranks: all take over rank 0's running statistics; the counts and the loss of all are added up. */
+dnr_status dnri_trainer_begin_eval(dnr_trainer *t);
+dnr_status dnri_trainer_sum_eval(dnr_trainer *t, dnri_state *s);
 /* Adds a batch of the caller's to an evaluation, or starts one; waits for it. */
 dnr_status dnri_trainer_eval_on(dnr_trainer *t, void *slot, bool first, dnr_eval_result *out);
 

@@ -99,6 +99,8 @@ static dnr_status check(const dnr_trainer_opts *o)
           "memory.fraction is %g", o->memory_fraction);
     CHECK(o->workspace_mb > 0, "use a positive number", "cudnn.workspace_mb is %lld",
           (long long)o->workspace_mb);
+    CHECK(o->bucket_mb > 0 && o->bucket_mb <= 65536, "use a number in 0…65536",
+          "dist.bucket_mb is %g", o->bucket_mb);
     if (o->batch == 0)
         return DNR_OK;
     CHECK(o->epoch_samples >= 1 && o->total_samples >= 1, "use positive numbers",
@@ -120,6 +122,7 @@ dnr_status dnri_trainer_options(const dnr_trainer_opts *in, dnr_trainer_opts *ou
     o.eval_image = o.eval_image ? o.eval_image : o.image;
     o.memory_fraction = o.memory_fraction != 0 ? o.memory_fraction : 0.9;
     o.workspace_mb = o.workspace_mb ? o.workspace_mb : 1024;
+    o.bucket_mb = o.bucket_mb != 0 ? o.bucket_mb : DNRI_BUCKET_BYTES / 0x1p20;
     DNR_TRY(check(&o));
     char *name = strdup(o.model.name), *stem = o.model.stem ? strdup(o.model.stem) : NULL;
     char *cache = o.cache ? strdup(o.cache) : NULL;

@@ -21,9 +21,12 @@ enum { MARK_RUN = 0, MARK_COPY = 2, MARK_STATE = 3, MARK_EVAL = 5 };
 
 static dnr_status wait_for(const dnr_trainer *t, int mark, const char *what)
 {
-    if (dnri_wait(t->dev, mark, WAIT_S, what) != DNR_OK)
-        return dnri_fail_context("near training step %lld", (long long)t->steps);
-    return DNR_OK;
+    if (dnri_wait(t->dev, mark, WAIT_S, what) == DNR_OK)
+        return DNR_OK;
+    dnri_fail_context("near training step %lld", (long long)t->steps);
+    dnr_error own = *dnr_last_error();
+    DNR_TRY(dnri_comm_check(t->comm)); /* a lost rank is why */
+    return dnri_fail_as(&own);
 }
 
 /* What evaluation makes of the weights lies in the arena, and so lasts until they change or a training step runs. */
@@ -68,7 +71,7 @@ static dnr_status feed(dnr_trainer *t, feeding what, void *slot, double lr, bool
 
     if (t->fed >= 2)
         DNR_TRY(wait_for(t, MARK_RUN + k, "the batch before the last"));
-    *(dnri_header *)slot = (dnri_header){.lr = lr, .first = first};
+    *(dnri_header *)slot = (dnri_header){.lr = lr, .first = first, .stop = t->ask_stop};
     DNR_TRY(be->copy(dev, DNRI_COPY, t->staging[k], slot, bytes));
     DNR_TRY(be->mark(dev, DNRI_COPY, MARK_COPY));
     DNR_TRY(be->fence(dev, DNRI_COPY, DNRI_COMPUTE));
@@ -112,7 +115,8 @@ static dnr_status describe(dnr_trainer *t, int64_t n, dnr_metrics *out)
                          .lr = t->issued[r].lr,
                          .loss_scale = (double)s->loss_scale,
                          .skipped = s->skipped,
-                         .grad_norm = t->o.optim.clip_norm > 0 ? sqrt(s->grad_sqsum) : 0};
+                         .grad_norm = t->o.optim.clip_norm > 0 ? sqrt(s->grad_sqsum) : 0,
+                         .stop = t->pinned->header[r].stop > 0};
     return DNR_OK;
 }
 
@@ -120,7 +124,19 @@ static double learning_rate(const dnr_trainer *t)
 {
     const dnr_trainer_opts *o = &t->o;
     return dnr_learning_rate(&o->optim, t->samples, o->total_samples, o->epoch_samples,
-                             o->batch * o->accumulate);
+                             dnri_trainer_global_batch(t));
+}
+
+/* What each step of several ranks begins with. */
+static dnr_status begin_step(dnr_trainer *t)
+{
+    if (!t->comm)
+        return DNR_OK;
+    if (!t->shared)
+        DNR_TRY(dnr_trainer_share(t));
+    dnri_comm_stage(t->comm, 0, "step %lld", (long long)t->steps + 1);
+    dnri_comm_advance(t->comm);
+    return DNR_OK;
 }
 
 static dnr_status feed_training(dnr_trainer *t, int64_t i, void *slot, double lr)
@@ -131,8 +147,11 @@ static dnr_status feed_training(dnr_trainer *t, int64_t i, void *slot, double lr
 static dnr_status end_step(dnr_trainer *t, double lr, dnr_loader *l, int64_t position)
 {
     int r = (int)(t->steps & 1);
+    if (t->comm)
+        DNR_TRY(t->dev->be->copy(t->dev, DNRI_COMPUTE, &t->pinned->header[r],
+                                 dnri_store_ptr(t->store, DNRI_HEADER, -1), sizeof(dnri_header)));
     DNR_TRY(copy_state(t, &t->pinned->state[r], MARK_STATE + r));
-    t->samples += t->o.batch * t->o.accumulate;
+    t->samples += dnri_trainer_global_batch(t);
     t->issued[r] = (dnri_issued){t->samples, lr, l, position, t->fed};
     t->steps++;
     return DNR_OK;
@@ -150,6 +169,10 @@ static dnr_status check_loader(const dnr_trainer *t, const dnr_loader *l, bool t
         return DNR_FAIL(DNR_EUSAGE, "open the loader with the right value of `train`",
                         "%s needs a %s loader", train ? "a training step" : "an evaluation",
                         train ? "training" : "validation");
+    if (o->world != t->world || (t->comm && o->rank != t->comm->rank))
+        return DNR_FAIL(DNR_EUSAGE, "open the loader with the communicator's rank and world",
+                        "the loader is rank %d's of %d, the trainer is in a world of %d", o->rank,
+                        o->world, t->world);
     if (o->batch != batch || o->image != image)
         return DNR_FAIL(DNR_EUSAGE, "open the loader with the trainer's batch and image",
                         "the loader gives %lld pictures of %d x %d, the %s program takes %lld of "
@@ -162,6 +185,7 @@ static dnr_status check_loader(const dnr_trainer *t, const dnr_loader *l, bool t
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out)
 {
     DNR_TRY(check_loader(t, l, true));
+    DNR_TRY(begin_step(t));
     double lr = learning_rate(t);
     int64_t position = 0;
     for (int64_t i = 0; i < t->o.accumulate; i++) {
@@ -191,17 +215,23 @@ static dnr_status check_batch(const dnr_batch *b, int64_t batch, int image)
 
 dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dnr_metrics *out)
 {
-    double lr = learning_rate(t);
     if (n != t->o.accumulate)
         return DNR_FAIL(DNR_EUSAGE, "give as many batches as train.accumulate",
                         "%lld batches for a step of %lld", (long long)n,
                         (long long)t->o.accumulate);
     for (int64_t i = 0; i < n; i++)
         DNR_TRY(check_batch(&b[i], t->o.batch, t->o.image));
+    DNR_TRY(begin_step(t));
+    double lr = learning_rate(t);
     for (int64_t i = 0; i < n; i++)
         DNR_TRY(feed_training(t, i, b[i].slot, lr));
     DNR_TRY(end_step(t, lr, NULL, 0));
     return describe(t, t->steps - 2, out);
+}
+
+void dnr_trainer_ask_stop(dnr_trainer *t)
+{
+    t->ask_stop = true;
 }
 
 dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out)
@@ -211,6 +241,7 @@ dnr_status dnr_trainer_finish(dnr_trainer *t, dnr_metrics *out)
 
 dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics *out)
 {
+    DNR_TRY(begin_step(t));
     double lr = learning_rate(t);
     for (int64_t i = 0; i < t->o.accumulate; i++)
         DNR_TRY(feed_training(t, i, slots[i], lr));
@@ -220,7 +251,7 @@ dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics 
 
 dnr_status dnri_trainer_go_on(dnr_trainer *t, const dnri_state *state, int64_t samples)
 {
-    int64_t global = t->o.batch * t->o.accumulate;
+    int64_t global = dnri_trainer_global_batch(t);
     int r = (int)((state->steps + 1) & 1); /* of the last step */
     DNR_TRY(dnri_store_write_state(t->store, state));
     DNR_TRY(copy_state(t, &t->pinned->state[r], MARK_STATE + r));
@@ -240,6 +271,7 @@ static dnr_status end_eval(dnr_trainer *t, dnr_eval_result *out)
     const dnri_state *s = &t->pinned->eval;
     DNR_TRY(copy_state(t, &t->pinned->eval, MARK_EVAL));
     DNR_TRY(wait_for(t, MARK_EVAL, "an evaluation"));
+    DNR_TRY(dnri_trainer_sum_eval(t, &t->pinned->eval));
     if (s->samples == 0)
         return DNR_FAIL(DNR_EDATA, "check the pictures of data.val",
                         "the evaluation met no picture that could be read");
@@ -254,6 +286,7 @@ dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out)
 {
     *out = (dnr_eval_result){0};
     DNR_TRY(check_loader(t, l, false));
+    DNR_TRY(dnri_trainer_begin_eval(t));
     DNR_TRY(dnr_loader_rewind(l));
     for (bool first = true;; first = false) {
         dnr_batch b;

@@ -10,6 +10,17 @@
 static const char *device = "ref";
 static dnr_precision precision = DNR_PRECISION_FP64;
 
+/* A rank of a test has no command line. */
+static void from_environment(void)
+{
+    const char *name = getenv("DNR_TEST_PRECISION");
+    if (!getenv("DNR_TEST_DEVICE") || !name)
+        return;
+    device = getenv("DNR_TEST_DEVICE");
+    for (precision = DNR_PRECISION_FP64; strcmp(name, dnr_precision_name(precision));)
+        precision++;
+}
+
 int tr_main(int argc, char **argv, const struct CMUnitTest *tests, size_t n)
 {
     if (argc == 3) {
@@ -41,11 +52,13 @@ int tr_main(int argc, char **argv, const struct CMUnitTest *tests, size_t n)
 
 dnr_status tr_device(void **state, dnr_device **out)
 {
+    from_environment();
     return dnr_device_open(device, out);
 }
 
 dnr_trainer_opts tr_options(void **state)
 {
+    from_environment();
     return (dnr_trainer_opts){.model = {.name = "resnet8", .classes = TR_CLASSES},
                               .optim = {.lr = 0.05, .momentum = 0.9, .weight_decay = 1e-4},
                               .precision = precision,

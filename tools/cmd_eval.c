@@ -1,4 +1,5 @@
 /* cmd_eval.c: dnnrun eval: one exact pass over the validation pictures. */
+#include "ranks.h"
 #include "screen.h"
 #include "session.h"
 
@@ -21,7 +22,8 @@ static const char help[] =
     "\n"
     "FILE holds safetensors with torchvision's names: what training saves, or a torchvision state "
     "dict.\n"
-    "Every picture counts once. --json prints one line:\n"
+    "Every picture counts once, also where mpirun or srun starts several ranks, which share them. "
+    "--json prints one line:\n"
     "  {\"top1\": 0.9917, \"top5\": 1.0, \"loss\": 0.05, \"images\": 359, \"correct1\": 356, "
     "\"correct5\": 359}\n"
     "top1 and top5 are fractions; loss is the mean cross-entropy without label smoothing.\n";
@@ -92,12 +94,17 @@ dnr_status cmd_eval(int argc, char **argv, dnr_error *err)
         goto out;
     }
     TOOL_TRY(st, cfg_load(&s.cfg, a.cfg, a.set, a.n_set, err));
+    TOOL_TRY(st, ranks_open(&s, false, err));
     TOOL_TRY(st, session_open(&s, SESSION_VAL, err));
-    TOOL_LIB(st, dnr_trainer_load(s.trainer, a.weights));
+    TOOL_TRY(st, ranks_compare(&s, err));
+    if (session_speaks(&s))
+        TOOL_LIB(st, dnr_trainer_load(s.trainer, a.weights));
     TOOL_LIB(st, dnr_trainer_eval(s.trainer, s.val_loader, &r));
     report_bad(&s);
-    print_result(&r, a.json);
+    if (session_speaks(&s))
+        print_result(&r, a.json);
 out:
     session_close(&s);
+    ranks_close(&s, st == DNR_OK ? NULL : err);
     return st;
 }

@@ -1,4 +1,5 @@
 /* cmd_train.c: dnnrun train. */
+#include "ranks.h"
 #include "resume.h"
 #include "screen.h"
 #include "train_loop.h"
@@ -7,7 +8,7 @@
 
 static const char help[] =
     "dnnrun train CFG [section.key=value ...] [--out DIR] [--resume auto|PATH] [--init FILE]\n"
-    "    [--allow-changes] [--dry-run]: trains a model.\n"
+    "    [--allow-changes] [--dry-run] [--log-all-ranks]: trains a model.\n"
     "\n"
     "  dnnrun train quickstart.cfg                      the bundled handwritten digits, within a "
     "minute\n"
@@ -22,6 +23,8 @@ static const char help[] =
     "  dnnrun train mine.cfg --resume runs/a/checkpoints/step-000005000   from this checkpoint\n"
     "  dnnrun train mine.cfg model.classes=37 --init resnet50.safetensors  fine-tuning; the last "
     "layer begins anew\n"
+    "  mpirun -n 8 dnnrun train resnet50.cfg            on 8 GPUs, a process each; srun does as "
+    "well (docs/multi-gpu.md)\n"
     "  dnnrun train resnet50.cfg --dry-run              resolved cfg, plan and memory map; trains "
     "nothing\n"
     "\n"
@@ -36,6 +39,9 @@ static const char help[] =
     "with 75; a second one kills. Checkpoints are whole or absent, so that a killed run goes on "
     "with --resume auto\n"
     "from its newest; a changed cfg is shown and refused, unless --allow-changes.\n"
+    "\n"
+    "Of several ranks, rank 0 prints; the others print warnings and errors, with --log-all-ranks "
+    "everything.\n"
     "\n"
     "Keys, defaults and what is allowed (docs/cfg.md explains each):\n"
     "\n";
@@ -68,6 +74,8 @@ static void banner(const session *s, const rundir *dir)
             "data    %s pictures to train, none to validate (data.val is empty), %lld x %lld",
             tool_thousands(dnr_source_count(s->train), a), (long long)c->data.image,
             (long long)c->data.image);
+    if (s->comm && dnr_comm_launched(s->comm))
+        screen_print("ranks   %s", dnr_comm_description(s->comm));
     screen_print("steps   %s%s of %s pictures, %lld epochs", tool_thousands(s->steps, a), stop,
                  tool_thousands(s->global_batch, b), (long long)c->train.epochs);
     screen_print("rate    %.6g (%g for %lld, scale_lr = %s), %s%s", s->lr, c->optim.lr,
@@ -135,22 +143,58 @@ static dnr_status check_options(const tool_args *a, const cfg *c, dnr_error *err
     return DNR_OK;
 }
 
-/* The weights to begin with: the checkpoint's, a file's, or the initial ones. */
+/* The weights to begin with: the checkpoint's, a file's, or the initial ones; rank 0's, in all ranks. */
 static dnr_status begin_with(session *s, const resume *r, bool allow, dnr_error *err)
 {
     char where[96];
     dnr_status st;
+    dnr_comm_stage(s->comm, 0, "loading the weights");
     if (r->from) {
         TOOL_TRY(st, resume_check_session(r, s, allow, err));
         TOOL_LIB(st, dnr_checkpoint_restore(r->from, s->trainer));
         screen_print("resume  from %s, after step %lld of %lld", dnr_checkpoint_folder(r->from),
                      (long long)dnr_checkpoint_steps(r->from), (long long)s->steps);
-        return DNR_OK;
+    } else if (*s->cfg.train.init && session_speaks(s) && !r->goes_on) {
+        if ((st = dnr_trainer_init_from(s->trainer, s->cfg.train.init)) != DNR_OK)
+            return tool_lib_error(err, cfg_origin(&s->cfg, "train.init", where), NULL);
     }
-    if (!*s->cfg.train.init)
-        return DNR_OK;
-    st = dnr_trainer_init_from(s->trainer, s->cfg.train.init);
-    return st == DNR_OK ? st : tool_lib_error(err, cfg_origin(&s->cfg, "train.init", where), NULL);
+    TOOL_LIB(st, dnr_trainer_share(s->trainer));
+out:
+    return st;
+}
+
+/* Which run directory, and from which checkpoint; rank 0 looks, the others learn it. */
+static dnr_status find_place(session *s, const tool_args *a, rundir *dir, resume *r, dnr_error *err)
+{
+    dnr_status st = DNR_OK;
+    bool leads = session_speaks(s);
+    dnr_comm_stage(s->comm, 0, "opening the run directory");
+    if (leads && is_auto(a)) /* locked before it is looked at */
+        TOOL_TRY(st, rundir_make(dir, &s->cfg, a->out, true, err));
+    if (leads)
+        TOOL_TRY(st, resume_find(r, a->resume, a->out, &s->cfg, err));
+    TOOL_TRY(st, resume_share(r, s->comm, err));
+    TOOL_TRY(st, resume_check_cfg(r, &s->cfg, session_world(s), a->allow_changes, err));
+    if (leads && !is_auto(a))
+        TOOL_TRY(st, rundir_make(dir, &s->cfg, *r->out ? r->out : a->out, r->in_place, err));
+    s->start = r->samples;
+out:
+    return st;
+}
+
+static dnr_status train(session *s, const tool_args *a, rundir *dir, resume *r, int n_command,
+                        char **command, dnr_error *err)
+{
+    dnr_status st;
+    TOOL_TRY(st, ranks_open(s, a->log_all_ranks, err));
+    TOOL_TRY(st, find_place(s, a, dir, r, err));
+    TOOL_TRY(st, session_open(s, SESSION_TRAIN | SESSION_VAL, err));
+    TOOL_TRY(st, ranks_compare(s, err));
+    banner(s, dir);
+    TOOL_TRY(st, begin_with(s, r, a->allow_changes, err));
+    if (session_speaks(s))
+        TOOL_TRY(st, rundir_begin(dir, s, r->from, n_command, command, err));
+    st = train_loop(s, dir, r, err);
 out:
     return st;
 }
@@ -167,8 +211,9 @@ dnr_status cmd_train(int argc, char **argv, dnr_error *err)
     memcpy(command, argv, (size_t)n_command * sizeof *command);
 
     TOOL_TRY(st, tool_parse(argc, argv,
-                            ARG_OUT | ARG_DRY_RUN | ARG_RESUME | ARG_INIT | ARG_ALLOW_CHANGES, &a,
-                            err));
+                            ARG_OUT | ARG_DRY_RUN | ARG_RESUME | ARG_INIT | ARG_ALLOW_CHANGES |
+                                ARG_LOG_ALL,
+                            &a, err));
     if (a.help) {
         fputs(help, stdout);
         cfg_write_help(stdout);
@@ -183,21 +228,11 @@ dnr_status cmd_train(int argc, char **argv, dnr_error *err)
         st = dry_run(&s, err);
         goto out;
     }
-    if (is_auto(&a)) /* locked before it is looked at */
-        TOOL_TRY(st, rundir_make(&dir, &s.cfg, a.out, true, err));
-    TOOL_TRY(st, resume_find(&r, a.resume, a.out, &s.cfg, err));
-    TOOL_TRY(st, resume_check_cfg(&r, &s.cfg, a.allow_changes, err));
-    if (!is_auto(&a))
-        TOOL_TRY(st, rundir_make(&dir, &s.cfg, *r.out ? r.out : a.out, r.in_place, err));
-    s.start = r.from ? dnr_checkpoint_samples(r.from) : 0;
-    TOOL_TRY(st, session_open(&s, SESSION_TRAIN | SESSION_VAL, err));
-    banner(&s, &dir);
-    TOOL_TRY(st, begin_with(&s, &r, a.allow_changes, err));
-    TOOL_TRY(st, rundir_begin(&dir, &s, r.from, n_command, command, err));
-    st = train_loop(&s, &dir, r.from, err);
+    st = train(&s, &a, &dir, &r, n_command, command, err);
 out:
-    session_close(&s);
     rundir_close(&dir);
+    session_close(&s);
     resume_close(&r);
+    ranks_close(&s, st == DNR_OK ? NULL : err);
     return st;
 }

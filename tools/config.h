@@ -58,6 +58,9 @@ typedef struct cfg {
         char cache[CFG_TEXT];
     } cudnn;
     struct {
+        double timeout, bucket_mb;
+    } dist;
+    struct {
         char out[CFG_TEXT];
         int64_t log_every, eval_every;
         double save_every, save_minutes;

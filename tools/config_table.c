@@ -216,6 +216,15 @@ const cfg_key cfg_keys[] = {
     INT("cudnn.workspace_mb", cudnn.workspace_mb, 1, 1e6, "1024", "MiB",
         "Most workspace that one launch may ask for."),
 
+    REAL("dist.timeout", dist.timeout, 1, 86400, "60", "seconds",
+         "Of several ranks: how long to wait for all of them at the start, and for one that is "
+         "silent, or that the others wait for. Then it is lost, and all ranks end with exit code "
+         "5 and a message that names it."),
+    POSITIVE("dist.bucket_mb", dist.bucket_mb, 65536, "25", "MiB",
+             "Of several ranks: gradients are summed in pieces of at least this size, each as soon "
+             "as backward has completed it; the first piece is of at most 1 MiB. `dnnrun plan` "
+             "shows them."),
+
     PATH("run.out", run.out,
          "Run directory; `--out` wins. Empty: `runs/<cfg>-<date>-<time>` in the current folder."),
     INT("run.log_every", run.log_every, 1, 1e9, "50", "steps",

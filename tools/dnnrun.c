@@ -37,7 +37,8 @@ static void usage(FILE *out)
             fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
     fputs("\ndnnrun COMMAND --help says more. Exit codes: 0 done, 1 failed, 2 wrong usage or cfg, "
           "3 data, 4 memory,\n"
-          "5 a stall, 6 device or library missing, 7 disk full or unwritable, 75 saved and "
+          "5 a stall or a lost rank, 6 device or library missing, 7 disk full or unwritable, 75 "
+          "saved and "
           "stopped.\n",
           out);
 }
@@ -117,7 +118,7 @@ int main(int argc, char **argv)
     }
     if (st != DNR_OK && st != DNR_STOPPED) {
         screen_end();
-        fprintf(stderr, "dnnrun: %s (%s)\n  remedy: %s\n", err.what, err.where, err.remedy);
+        screen_last_words(&err);
     }
     return (int)st;
 }

@@ -80,18 +80,51 @@ dnr_status resume_find(resume *r, const char *how, const char *out, const cfg *c
     return strcmp(how, "auto") ? find_path(r, how, out, err) : find_auto(r, out, err);
 }
 
+dnr_status resume_share(resume *r, dnr_comm *comm, dnr_error *err)
+{
+    const char *note = r->from ? dnr_checkpoint_note(r->from, "loop") : NULL;
+    int64_t about[5] = {0};
+    dnr_status st = DNR_OK;
+    if (r->from) {
+        about[0] = 1;
+        about[1] = dnr_checkpoint_steps(r->from);
+        about[2] = dnr_checkpoint_samples(r->from);
+        about[3] = dnr_checkpoint_global_batch(r->from);
+        about[4] = note ? (int64_t)strlen(note) + 1 : 0;
+    }
+    if (comm)
+        TOOL_LIB(st, dnr_comm_broadcast(comm, about, sizeof about));
+    r->goes_on = about[0] != 0;
+    r->steps = about[1];
+    r->samples = about[2];
+    r->global_batch = about[3];
+    r->loop = about[4] ? calloc(1, (size_t)about[4]) : NULL;
+    if (about[4] && !r->loop) {
+        st = tool_fail(err, DNR_EMEM, "checkpoint", "out of host memory");
+        return tool_remedy(err, "free some");
+    }
+    if (note)
+        memcpy(r->loop, note, (size_t)about[4]);
+    if (comm && about[4])
+        TOOL_LIB(st, dnr_comm_broadcast(comm, r->loop, (size_t)about[4]));
+out:
+    return st;
+}
+
 void resume_close(resume *r)
 {
     dnr_checkpoint_close(r->from);
-    r->from = NULL;
+    free(r->loop);
+    *r = (resume){0};
 }
 
 /* ---------------------------------------------------------------- may it go on */
 
 /* Keys, and sections, that decide where, how fast and how long, not what is computed. */
 static const char *const may_change[] = {
-    "device",          "data.on_error", "data.max_bad", "data.threads", "data.prefetch",
-    "train.max_steps", "train.init",    "memory.",      "cudnn.",       "run.",
+    "device",        "data.on_error",   "data.max_bad", "data.threads",
+    "data.prefetch", "train.max_steps", "train.init",   "memory.",
+    "cudnn.",        "dist.",           "run.",
 };
 /* What matters of these is compared by resume_check_session. */
 static const char *const of_session[] = {"data.train", "data.val", "data.class_map",
@@ -107,6 +140,11 @@ static bool listed(const char *const list[], size_t n, const char *key)
     return false;
 }
 #define LISTED(list, key) listed(list, sizeof(list) / sizeof(list)[0], key)
+
+bool resume_may_change(const char *key)
+{
+    return LISTED(may_change, key) || LISTED(of_session, key);
+}
 
 /* The value of a key in the text of a resolved cfg; false: it has none. */
 static bool value_in(const char *text, const char *key, char value[CFG_TEXT])
@@ -163,26 +201,31 @@ static dnr_status judge(const resume *r, const diff *d, bool allow, dnr_error *e
                        d->refused == 1 ? "it" : "them");
 }
 
-/* Another batch of a pass keeps the global batch: that is what the learning rate and the steps are for. */
-static dnr_status keep_global_batch(const resume *r, cfg *c, dnr_error *err)
+/* Another batch of a pass, or number of ranks, keeps the global batch: that is what the learning rate and the steps are
+ * for. */
+static dnr_status keep_global_batch(const resume *r, cfg *c, int world, dnr_error *err)
 {
-    int64_t global = dnr_checkpoint_global_batch(r->from), batch = c->train.batch;
-    char where[96], set[64];
+    int64_t global = r->global_batch, batch = c->train.batch * world;
+    char where[96], set[64], ranks[32] = "";
     if (batch * c->train.accumulate == global)
         return DNR_OK;
+    if (world > 1)
+        snprintf(ranks, sizeof ranks, " x %d ranks", world);
     bool chosen = !strcmp(cfg_origin(c, "train.accumulate", where), "command line");
     if (chosen || global % batch) {
         tool_fail(err, DNR_EUSAGE, cfg_origin(c, "train.batch", where),
                   "the checkpoint was made with a global batch of %lld; train.batch x "
-                  "train.accumulate is now %lld x %lld = %lld",
-                  (long long)global, (long long)batch, (long long)c->train.accumulate,
-                  (long long)(batch * c->train.accumulate));
+                  "train.accumulate%s is now %lld x %lld%s = %lld",
+                  (long long)global, world > 1 ? " x ranks" : "", (long long)c->train.batch,
+                  (long long)c->train.accumulate, ranks, (long long)(batch * c->train.accumulate));
         if (global % batch == 0)
             return tool_remedy(err, "set train.accumulate=%lld", (long long)(global / batch));
+        if (global % world)
+            return tool_remedy(err, "start a number of ranks that divides %lld", (long long)global);
         return tool_remedy(err,
                            "set train.batch to a divisor of %lld, and train.accumulate to the "
                            "quotient",
-                           (long long)global);
+                           (long long)(global / world));
     }
     snprintf(set, sizeof set, "train.accumulate=%lld", (long long)(global / batch));
     dnr_status st = cfg_set(c, set, err);
@@ -191,21 +234,26 @@ static dnr_status keep_global_batch(const resume *r, cfg *c, dnr_error *err)
     return st;
 }
 
-dnr_status resume_check_cfg(const resume *r, cfg *c, bool allow, dnr_error *err)
+dnr_status resume_check_cfg(const resume *r, cfg *c, int world, bool allow, dnr_error *err)
 {
     diff d = {0};
-    if (!r->from)
+    bool same_batch = false;
+    if (!r->goes_on)
         return DNR_OK;
-    dnr_status st = keep_global_batch(r, c, err);
-    const char *text = dnr_checkpoint_note(r->from, "cfg");
+    dnr_status st = keep_global_batch(r, c, world, err);
+    const char *text = r->from ? dnr_checkpoint_note(r->from, "cfg") : NULL;
     for (int i = 0; st == DNR_OK && text && i < cfg_n_keys; i++) {
         const char *key = cfg_keys[i].name;
         char was[CFG_TEXT], now[CFG_TEXT];
         cfg_value(c, &cfg_keys[i], now);
         if (!value_in(text, key, was))
             snprintf(was, sizeof was, "%s", cfg_keys[i].unset); /* a key newer than the run */
+        if (!strcmp(key, "train.batch"))
+            same_batch = !strcmp(was, now);
+        /* with the same batch, only another number of ranks has changed it */
+        bool adapted = !strcmp(key, "train.accumulate") && same_batch;
         if (strcmp(was, now) && !LISTED(of_session, key))
-            differs(&d, key, was, now, LISTED(may_change, key));
+            differs(&d, key, was, now, adapted || LISTED(may_change, key));
     }
     return st == DNR_OK ? judge(r, &d, allow, err) : st;
 }

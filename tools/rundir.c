@@ -339,6 +339,10 @@ json_t *rundir_real(double v)
 dnr_status rundir_record(rundir *r, json_t *record, dnr_error *err)
 {
     char file[PATH_ROOM];
+    if (!r->metrics) {
+        json_decref(record);
+        return DNR_OK;
+    }
     errno = 0;
     int bad = json_dumpf(record, r->metrics, JSON_COMPACT | JSON_REAL_PRECISION(10));
     int lost = r->events ? events_write(r->events, record) : 0;

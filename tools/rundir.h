@@ -32,7 +32,8 @@ dnr_status rundir_make(rundir *r, const cfg *c, const char *out, bool go_on, dnr
  * later steps are dropped and checkpoints of later steps set aside; without one (NULL), all of them. */
 dnr_status rundir_begin(rundir *r, const session *s, const dnr_checkpoint *from, int argc,
                         char **argv, dnr_error *err);
-/* Appends one record to metrics.jsonl and flushes it. Takes the reference over. */
+/* Appends one record to metrics.jsonl and flushes it. Takes the reference over. Nothing where the run directory is
+ * another rank's. */
 dnr_status rundir_record(rundir *r, struct json_t *record, dnr_error *err);
 
 /* checkpoints/step-NNNNNNNNN of `step`; "last" points to it, and "best" too where `best` is the same step. Then all

@@ -3,12 +3,22 @@
 
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool live;           /* a live line stands without a newline */
 static double shown = -1e9; /* when */
+static char prefix[24];     /* "[rank 3] " */
+static bool quiet;          /* another rank speaks */
+
+void screen_rank(int rank, int world, bool all)
+{
+    if (world > 1 && (rank > 0 || all))
+        snprintf(prefix, sizeof prefix, "[rank %d] ", rank);
+    quiet = rank > 0 && !all;
+}
 
 static void clear(void)
 {
@@ -20,9 +30,12 @@ static void clear(void)
 void screen_print(const char *fmt, ...)
 {
     va_list ap;
+    if (quiet)
+        return;
     va_start(ap, fmt);
     pthread_mutex_lock(&lock);
     clear();
+    fputs(prefix, stdout);
     vfprintf(stdout, fmt, ap);
     fputc('\n', stdout);
     fflush(stdout);
@@ -39,6 +52,8 @@ void screen_live(double now, const char *line)
 {
     struct winsize w = {0};
     bool terminal = isatty(STDOUT_FILENO);
+    if (*prefix) /* other ranks' lines lie between */
+        return;
     pthread_mutex_lock(&lock);
     if (terminal) {
         int width = ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 1 ? w.ws_col - 1 : 79;
@@ -66,9 +81,24 @@ void screen_end(void)
 void screen_log(void *user, dnr_log_level level, const char *line)
 {
     (void)user;
+    if (quiet && level != DNR_LOG_WARN)
+        return;
     pthread_mutex_lock(&lock);
     clear();
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", level == DNR_LOG_WARN ? "warning" : "note", line);
+    fprintf(stderr, "%s%s: %s\n", prefix, level == DNR_LOG_WARN ? "warning" : "note", line);
     pthread_mutex_unlock(&lock);
+}
+
+void screen_last_words(const dnr_error *e)
+{
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    char text[sizeof *e + 64];
+    while (atomic_flag_test_and_set(&said))
+        pause();
+    /* at once, and without the lock: another thread may hold it for ever */
+    int n = snprintf(text, sizeof text, "%s%sdnnrun: %s (%s)\n  remedy: %s\n", live ? "\n" : "",
+                     prefix, e->what, e->where, e->remedy);
+    if (write(STDERR_FILENO, text, (size_t)n) != n)
+        return; /* there is nobody to tell */
 }

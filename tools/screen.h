@@ -13,6 +13,10 @@ void screen_live(double now, const char *line);
 bool screen_due(double now);
 /* Leaves the live line behind, before something else writes to stderr. */
 void screen_end(void);
+/* Of several ranks, rank 0 speaks. The others only warn, behind "[rank K]"; with `all` they say everything so. */
+void screen_rank(int rank, int world, bool all);
+/* The message that ends the process, to stderr. What comes second is not said: that thread waits here for its end. */
+void screen_last_words(const dnr_error *e);
 /* For dnr_set_log: to stderr. */
 void screen_log(void *user, dnr_log_level level, const char *line);
 

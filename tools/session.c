@@ -1,9 +1,14 @@
 /* session.c: cfg values to options of the library. */
 #include "session.h"
 #include "card.h"
+#include "ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    START_S = 900
+}; /* other ranks may wait this long for the slowest to index its data and time its plan */
 
 static dnr_status open_source(const cfg *c, const char *key, const char *path,
                               const char *class_map, dnr_source **out, dnr_error *err)
@@ -71,7 +76,8 @@ static dnr_status open_loader(session *s, bool train, dnr_error *err)
         .shuffle = c->data.shuffle,
         .seed = (uint64_t)c->train.seed,
         .start = train ? s->start : 0,
-        .world = 1,
+        .rank = s->comm ? dnr_comm_rank(s->comm) : 0,
+        .world = session_world(s),
         .crop = train ? crops[c->data.crop] : DNR_CROP_CENTER,
         .resize = (int)c->data.resize,
         .pad = (int)c->data.pad,
@@ -185,6 +191,8 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
         .workspace_mb = c->cudnn.workspace_mb,
         .cache = cache_of(c, cache, sizeof cache),
         .benchmark = c->cudnn.benchmark && !c->train.deterministic,
+        .comm = s->comm,
+        .bucket_mb = c->dist.bucket_mb,
     };
     dnr_status st;
     memcpy(o.mean, c->data.mean.v, sizeof o.mean);
@@ -199,12 +207,14 @@ dnr_status session_open(session *s, int data, dnr_error *err)
     const cfg *c = &s->cfg;
     char where[96];
     dnr_status st;
+    if (s->comm)
+        dnr_comm_stage(s->comm, START_S, "opening the data, the device and the plan");
     TOOL_TRY(st, open_data(s, data, err)); /* first: it fails most often, and fast */
-    if (!s->dev && (st = dnr_device_open(c->device, &s->dev)) != DNR_OK) {
+    if (!s->dev && (st = ranks_open_device(s)) != DNR_OK) {
         tool_lib_error(err, cfg_origin(c, "device", where), NULL);
         goto out;
     }
-    s->global_batch = c->train.batch * c->train.accumulate;
+    s->global_batch = c->train.batch * c->train.accumulate * session_world(s);
     s->lr = c->optim.lr;
     if (c->optim.scale_lr == SCALE_LINEAR)
         s->lr *= (double)s->global_batch / (double)c->optim.base_batch;

@@ -113,6 +113,7 @@ static const struct option all_options[] = {
     {"python", required_argument, NULL, ARG_PYTHON},
     {"exchange", required_argument, NULL, ARG_EXCHANGE},
     {"infer", no_argument, NULL, ARG_INFER},
+    {"log-all-ranks", no_argument, NULL, ARG_LOG_ALL},
     {"measure", no_argument, NULL, ARG_MEASURE},
 };
 enum { N_OPTIONS = sizeof all_options / sizeof all_options[0] };
@@ -173,6 +174,9 @@ static dnr_status take_more(int c, const char *value, tool_args *a, dnr_error *e
         break;
     case ARG_INFER:
         a->infer = true;
+        break;
+    case ARG_LOG_ALL:
+        a->log_all_ranks = true;
         break;
     }
     return DNR_OK;

@@ -57,7 +57,8 @@ enum { /* of predict, bench and report */
        ARG_TOLERANCE = 1 << 21,
        ARG_PYTHON = 1 << 22,
        ARG_EXCHANGE = 1 << 23,
-       ARG_INFER = 1 << 24
+       ARG_INFER = 1 << 24,
+       ARG_LOG_ALL = 1 << 25
 };
 
 typedef struct tool_args {
@@ -70,6 +71,7 @@ typedef struct tool_args {
     double tolerance;          /* share; < 0: not given */
     const char *baseline, *python, *exchange;
     bool show, infer;
+    bool log_all_ranks;
 } tool_args;
 
 /* `argv[0]` is the command's name. Permutes argv. */

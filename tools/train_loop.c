@@ -1,7 +1,7 @@
 /* train_loop.c: the steps of a run. The library describes each step one step late, so that nothing waits for the
  * device; `seen` counts the steps that it has described. */
 #include "train_loop.h"
-#include "resume.h"
+#include "ranks.h"
 #include "screen.h"
 
 #include <jansson.h>
@@ -9,6 +9,8 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { SAVE_S = 600 }; /* other ranks may wait this long for a checkpoint */
 
 static volatile sig_atomic_t stop_signal;
 
@@ -316,15 +318,14 @@ static char *loop_note(const loop *l)
     return text;
 }
 
-static dnr_status take_up(loop *l, const dnr_checkpoint *from)
+static dnr_status take_up(loop *l, const resume *r)
 {
     dnr_error *err = l->err;
     dnr_status st;
-    const char *note = dnr_checkpoint_note(from, "loop");
-    json_t *j = note ? json_loads(note, 0, NULL) : NULL;
+    json_t *j = r->loop ? json_loads(r->loop, 0, NULL) : NULL;
     TOOL_LIB(st, dnr_trainer_finish(l->s->trainer, &l->m));
-    l->seen = l->saved = dnr_checkpoint_steps(from);
-    l->epochs = dnr_checkpoint_samples(from) / l->s->epoch_samples;
+    l->seen = l->saved = r->steps;
+    l->epochs = r->samples / l->s->epoch_samples;
     if (j) { /* a checkpoint made by a program of one's own has none */
         l->best = json_real_value(json_object_get(j, "best"));
         l->best_epoch = json_integer_value(json_object_get(j, "best_epoch"));
@@ -338,11 +339,13 @@ static dnr_status take_up(loop *l, const dnr_checkpoint *from)
         l->started -= json_real_value(json_object_get(j, "seconds"));
     }
     json_decref(j);
+    if (!r->from) /* another rank's */
+        goto out;
     TOOL_TRY(st, rundir_link(l->dir, l->seen, l->best_step, err));
     st = rundir_record(l->dir,
                        json_pack("{s:s, s:I, s:I, s:o}", "event", "resumed", "step",
                                  (json_int_t)l->seen, "samples", (json_int_t)l->m.samples,
-                                 "checkpoint", rundir_text(dnr_checkpoint_folder(from))),
+                                 "checkpoint", rundir_text(dnr_checkpoint_folder(r->from))),
                        err);
 out:
     return st;
@@ -359,12 +362,17 @@ static bool save_due(const loop *l, int64_t done)
     return minutes > 0 && tool_now() - l->saved_time >= 60 * minutes;
 }
 
-/* A checkpoint of the last step, unless there is one. */
+/* A checkpoint of the last step, unless there is one. Rank 0's task; the others go on to where they wait for it. */
 static dnr_status save(loop *l)
 {
     const cfg *c = &l->s->cfg;
     if (l->saved == l->seen)
         return DNR_OK;
+    if (!session_speaks(l->s)) {
+        l->saved = l->seen;
+        return DNR_OK;
+    }
+    dnr_comm_stage(l->s->comm, SAVE_S, "saving a checkpoint");
     char *cfg_note = resume_note_cfg(c), *data = resume_note_data(l->s), *mine = loop_note(l);
     const char *notes[] = {"cfg", cfg_note, "data", data, "loop", mine, NULL};
     rundir_save_opts o = {.step = l->seen, .best = l->best_step, .keep = c->run.keep};
@@ -439,7 +447,7 @@ static void summary(const loop *l)
 /* Saves, and says how to go on. */
 static dnr_status stop(loop *l)
 {
-    const char *signal = strsignal(stop_signal);
+    const char *signal = stop_signal ? strsignal(stop_signal) : "another rank was asked to";
     dnr_error *err = l->err;
     dnr_status st;
     TOOL_TRY(st, catch_up(l));
@@ -450,6 +458,7 @@ static dnr_status stop(loop *l)
                                          (json_int_t)l->seen, "samples", (json_int_t)l->m.samples,
                                          "signal", signal),
                                err));
+    TOOL_TRY(st, ranks_wait_for_0(l->s, err));
     screen_print(
         "stopped after step %lld of %lld (%s) and saved; go on with --out %s --resume auto",
         (long long)l->seen, (long long)l->s->steps, signal, l->dir->path);
@@ -458,28 +467,40 @@ out:
     return st;
 }
 
-dnr_status train_loop(session *s, rundir *dir, const dnr_checkpoint *from, dnr_error *err)
+/* A run of several ranks ends after a step that all agree on. */
+static bool is_to_stop(loop *l, const dnr_metrics *m)
+{
+    if (!dnr_comm_launched(l->s->comm))
+        return stop_signal != 0;
+    if (stop_signal)
+        dnr_trainer_ask_stop(l->s->trainer);
+    return m->stop;
+}
+
+dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
 {
     loop l = {.s = s, .dir = dir, .err = err, .best = -1, .best_step = -1, .saved = -1};
-    dnr_metrics m;
+    dnr_metrics m = {0};
     dnr_status st = DNR_OK;
     catch_signals();
     l.started = l.last_time = l.saved_time = tool_now();
-    if (from)
-        TOOL_TRY(st, take_up(&l, from));
+    if (r->goes_on)
+        TOOL_TRY(st, take_up(&l, r));
     int64_t done = l.seen;
     if (done >= s->steps)
         screen_print("the run was complete after step %lld: nothing to do", (long long)done);
-    while (done < s->steps && !stop_signal) {
+    while (done < s->steps && !is_to_stop(&l, &m)) {
         TOOL_LIB(st, dnr_trainer_step(s->trainer, s->train_loader, &m));
         done++;
         TOOL_TRY(st, note(&l, &m));
         TOOL_TRY(st, after_step(&l, done));
     }
-    if (done < s->steps)
+    if (done < s->steps) {
         st = stop(&l);
-    else
+    } else {
+        TOOL_TRY(st, ranks_wait_for_0(s, err));
         summary(&l);
+    }
 out:
     return st;
 }

@@ -2,10 +2,11 @@
 #ifndef TRAIN_LOOP_H
 #define TRAIN_LOOP_H
 
+#include "resume.h"
 #include "rundir.h"
 
-/* Runs to the end, or until SIGINT, SIGTERM or SIGUSR1 (checkpoint saved; DNR_STOPPED). `from`: the checkpoint that
- * the trainer was restored from, or NULL. */
-dnr_status train_loop(session *s, rundir *dir, const dnr_checkpoint *from, dnr_error *err);
+/* Runs to the end, or until any rank gets SIGINT, SIGTERM or SIGUSR1 (checkpoint saved; DNR_STOPPED). `r`: where the
+ * trainer goes on, if it does. Rank 0 alone has a run directory; the others' records go nowhere. */
+dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err);
 
 #endif

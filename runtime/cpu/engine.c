@@ -123,35 +123,46 @@ static dnr_status flat_lower(dnr_device *dev, const dnr_graph *g, size_t size,
     return DNR_OK;
 }
 
+typedef struct fold {
+    flat f;
+    int64_t first; /* block */
+} fold;
+
 DNRI_CLONES static void fold_add(void *ctx, int slice, int64_t begin, int64_t end)
 {
-    const flat *s = ctx;
-    const float *grad = s->b.in[0];
-    float *sum = s->b.out[0];
-    DNRI_EACH (i, begin * DNRI_PARAM_ALIGN, end * DNRI_PARAM_ALIGN)
+    const fold *s = ctx;
+    const float *grad = s->f.b.in[0];
+    float *sum = s->f.b.out[0];
+    DNRI_EACH (i, (s->first + begin) * DNRI_PARAM_ALIGN, (s->first + end) * DNRI_PARAM_ALIGN)
         sum[i] += grad[i];
 }
 
 static void fold_copy(void *ctx, int slice, int64_t begin, int64_t end)
 {
-    const flat *s = ctx;
-    int64_t i = begin * DNRI_PARAM_ALIGN;
-    memcpy((float *)s->b.out[0] + i, (const float *)s->b.in[0] + i,
+    const fold *s = ctx;
+    int64_t i = (s->first + begin) * DNRI_PARAM_ALIGN;
+    memcpy((float *)s->f.b.out[0] + i, (const float *)s->f.b.in[0] + i,
            (size_t)((end - begin) * DNRI_PARAM_ALIGN) * sizeof(float));
 }
 
 static dnr_status fold_run(void *ctx)
 {
-    flat *s = ctx;
-    const dnri_header *h = s->b.in[1];
-    dnri_slices(s->slices, s->blocks, h->first ? fold_copy : fold_add, s);
+    fold *s = ctx;
+    const dnri_header *h = s->f.b.in[1];
+    dnri_slices(s->f.slices, s->f.blocks, h->first ? fold_copy : fold_add, s);
     return DNR_OK;
 }
 
 static dnr_status fold_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                              const dnri_lower_opts *o, dnri_step *out)
 {
-    return flat_lower(dev, g, sizeof(flat), fold_run, out);
+    const dnri_grad_fold_attr *a = (const dnri_grad_fold_attr *)op->attr;
+    DNR_TRY(flat_lower(dev, g, sizeof(fold), fold_run, out));
+    fold *s = out->ctx;
+    s->first = a->offset / DNRI_PARAM_ALIGN;
+    s->f.blocks = a->count / DNRI_PARAM_ALIGN;
+    s->f.slices = dnri_slices_for(dev, a->count);
+    return DNR_OK;
 }
 
 /* workspace: double[slices], each slice's Σ g² */

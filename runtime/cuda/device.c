@@ -298,6 +298,8 @@ static dnr_status describe(dnri_cuda *d)
              p.name, (double)p.totalGlobalMem / (1 << 30), d->cc, driver / 1000, driver % 1000 / 10,
              CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, cudnn / 10000, cudnn / 100 % 100,
              cudnn % 100, lt / 10000, lt / 100 % 100);
+    DNRI_CUDA(cudaDeviceGetPCIBusId(d->base.unit, sizeof d->base.unit, d->index),
+              "asking %s for its PCI address", d->base.name);
     cudaError_t e = k_usable();
     if (e != cudaSuccess)
         return dnri_cuda_fail(DNRI_HERE, e, "looking for kernels for %s, sm_%d", p.name, d->cc);
@@ -406,6 +408,11 @@ static dnr_status numerics(dnr_device *dev, dnr_precision *p, dnri_numerics *out
     return DNR_OK;
 }
 
+static void *queue(dnr_device *dev, dnr_lane lane)
+{
+    return dnri_cuda_of(dev)->lane[lane];
+}
+
 static void counters(dnr_device *dev, int64_t *allocs, int64_t *syncs)
 {
     const dnri_cuda *d = dnri_cuda_of(dev);
@@ -416,18 +423,9 @@ static void counters(dnr_device *dev, int64_t *allocs, int64_t *syncs)
 /* ---------------------------------------------------------------- lowering */
 
 static const dnri_lowering *const tables[] = {
-    dnri_cuda_engine,
-    dnri_cuda_conv,
-    dnri_cuda_norm,
-    dnri_cuda_pool,
-    dnri_cuda_norm_pool,
-    dnri_cuda_algbn,
-    dnri_cuda_packed_conv,
-    dnri_cuda_dense,
-    dnri_cuda_loss,
-    dnri_cuda_shortcut,
-    dnri_cuda_conv_act,
-    NULL,
+    dnri_cuda_engine,    dnri_cuda_conv,     dnri_cuda_norm,        dnri_cuda_pool,
+    dnri_cuda_norm_pool, dnri_cuda_algbn,    dnri_cuda_packed_conv, dnri_cuda_dense,
+    dnri_cuda_loss,      dnri_cuda_shortcut, dnri_cuda_conv_act,    NULL,
 };
 
 static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
@@ -472,5 +470,6 @@ const dnri_backend dnri_backend_cuda = {
     .capture_drop = capture_drop,
     .supports = supports,
     .lower = lower,
+    .queue = queue,
     .counters = counters,
 };

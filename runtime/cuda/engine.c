@@ -64,7 +64,9 @@ static dnr_status lower_add(dnr_device *dev, const dnr_graph *g, const dnri_op *
 
 static dnr_status run_fold(dnri_cuda_op *s)
 {
-    k_fold(s->stream, s->dev->sms, s->at.in[0], s->at.in[1], s->at.out[0], dnri_count(&s->in[0]));
+    const dnri_grad_fold_attr *a = (const dnri_grad_fold_attr *)s->op.attr;
+    k_fold(s->stream, s->dev->sms, (const float *)s->at.in[0] + a->offset, s->at.in[1],
+           (float *)s->at.out[0] + a->offset, a->count);
     return DNR_OK;
 }
 

@@ -31,8 +31,9 @@ static void grad_fold(const ref_step *s)
 {
     const double *grad = s->at.in[0];
     const dnri_header *header = s->at.in[1];
+    const dnri_grad_fold_attr *a = (const dnri_grad_fold_attr *)s->op.attr;
     double *sum = s->at.out[0];
-    for (int64_t i = 0; i < s->flat; i++)
+    for (int64_t i = a->offset; i < a->offset + a->count; i++)
         sum[i] = header->first ? grad[i] : sum[i] + grad[i];
 }
 

@@ -103,12 +103,12 @@ if(DNR_HAVE_CUDA)
 endif()
 dnr_report("CUDA back end" "${DNR_HAVE_CUDA}" "CUDA ${CUDAToolkit_VERSION}, cuDNN at ${DNR_CUDNN_LIBRARY}" "${remedy}")
 
-# ---- several GPUs or machines: not in this version
+# ---- several ranks: over TCP, which needs no library
 foreach(name MPI NCCL)
     if(DNR_${name} STREQUAL "ON")
-        message(FATAL_ERROR "DNR_${name}=ON: this version trains on one device; ${name} is not used yet. Leave it out")
+        message(FATAL_ERROR "DNR_${name}=ON: ranks sum over TCP; ${name} is not used yet. Leave it out")
     endif()
-    dnr_report("${name}" OFF "" "not used: this version trains on one device")
+    dnr_report("${name}" OFF "" "not used: ranks sum over TCP")
 endforeach()
 
 function(dnr_summary)

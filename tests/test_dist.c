@@ -1,0 +1,374 @@
+/* test_dist.c: trainers of several ranks against one trainer, on ref in fp64 (trainrig.h draws the pictures).
+ *
+ *     test_dist                     on ref
+ *     test_dist DEVICE PRECISION    exit code 77: the machine has no such device or precision */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "distrig.h"
+#include "trainrig.h"
+
+#include "../runtime/reduce.h"
+
+enum { STEPS = 5 };
+
+/* ================================================================ in a rank */
+
+static int env_int(const char *name, int otherwise)
+{
+    const char *v = getenv(name);
+    return v ? atoi(v) : otherwise;
+}
+
+/* A trainer in the world of `c`; batches of four pictures. */
+static dnr_trainer_opts rank_options(void **state, dnr_comm *c)
+{
+    dnr_trainer_opts o = tr_options(state);
+    o.batch = 4;
+    o.accumulate = env_int("ACCUMULATE", 1);
+    o.bucket_mb = 0.02; /* several buckets even here */
+    o.label_smoothing = 0.1;
+    o.comm = c;
+    return o;
+}
+
+/* Steps of consecutive pictures, dealt to the ranks as the loader deals them. */
+static dnr_metrics rank_train(training *r, int first, int steps)
+{
+    dnr_metrics m = {0};
+    int batch = (int)r->t->o.batch, n = (int)r->t->o.accumulate;
+    const dnr_comm *c = r->t->comm;
+    void *slots[8] = {0};
+    for (int s = 0; s < steps; s++) {
+        for (int i = 0; i < n; i++, first += batch * c->world)
+            slots[i] = tr_slot(batch, first + c->rank * batch, batch);
+        OK(dnri_trainer_step_on(r->t, slots, &m));
+        for (int i = 0; i < n; i++)
+            free(slots[i]);
+    }
+    return m;
+}
+
+/* All ranks hold the same bits of a slab. */
+static void same_everywhere(training *r, dnri_role role)
+{
+    int64_t n;
+    double *mine = tr_slab(r, role, &n), *theirs = malloc((size_t)n * sizeof *theirs);
+    memcpy(theirs, mine, (size_t)n * sizeof *mine);
+    OK(dnri_comm_broadcast(r->t->comm, "test", theirs, (size_t)n * sizeof *theirs));
+    assert_memory_equal(mine, theirs, (size_t)n * sizeof *mine);
+    free(mine);
+    free(theirs);
+}
+
+/* N ranks of b pictures are one rank that accumulates N micro-batches of b: each has its own statistics, and all
+ * gradients are averaged. */
+static void case_equals_accumulation(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    training many = tr_open(state, &o);
+    o.comm = NULL;
+    o.accumulate *= c->world;
+    training one = tr_open(state, &o);
+    for (int s = 0; s < STEPS; s++) {
+        int pictures = (int)(o.batch * o.accumulate);
+        dnr_metrics m = rank_train(&many, s * pictures, 1), w = tr_train(&one, s * pictures, 1);
+        assert_true(m.step == s + 1 && m.samples == w.samples && m.lr == w.lr && !m.stop);
+        assert_true(fabs(m.loss - w.loss) < tr_rounding(&one) * w.loss);
+        assert_true(fabs(m.top1 - w.top1) < 1e-12 && fabs(m.top5 - w.top5) < 1e-12);
+    }
+    double bound = tr_rounding(&one) < 1e-6 ? 1e-12 : tr_rounding(&one);
+    assert_true(tr_distance(&many, &one, DNRI_MASTER) < bound);
+    assert_true(tr_distance(&many, &one, DNRI_MOMENTUM) < 10 * bound);
+    same_everywhere(&many, DNRI_MASTER);
+    same_everywhere(&many, DNRI_MOMENTUM);
+    tr_close(&many);
+    tr_close(&one);
+    dnr_comm_close(c, NULL);
+}
+
+/* The ranks' programs run the reductions where they were planned: each bucket once, in order, in `last` alone, the
+ * first long before the end of backward, and the wait before the update. */
+static void case_buckets(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    training r = tr_open(state, &o);
+    for (int i = 0; i < DNRI_PROGRAMS; i++) {
+        if (!r.t->program[i].plan)
+            continue;
+        const dnr_graph *g = dnri_plan_graph(r.t->program[i].plan);
+        int64_t next = 0, at = 0, metrics = 0;
+        int waits = 0, last_reduce = -1, first_bucket = -1, folds = 0;
+        for (int k = 0; k < dnri_graph_ops(g); k++) {
+            const dnri_op *op = dnri_graph_op_c(g, k);
+            folds += strcmp(op->def->name, "grad.fold") == 0;
+            if (strcmp(op->def->name, "reduce.wait") == 0) {
+                waits++;
+                assert_true(k > last_reduce && op->phase == DNRI_UPDATE);
+            }
+            if (strcmp(op->def->name, "reduce") != 0)
+                continue;
+            const dnri_reduce_attr *a = (const dnri_reduce_attr *)op->attr;
+            last_reduce = k;
+            if (a->bucket < 0) {
+                metrics++;
+                continue;
+            }
+            first_bucket = first_bucket < 0 ? k : first_bucket;
+            assert_true(a->bucket == next++ && a->offset == at);
+            at += a->count * (int64_t)dnri_sum_size((dnri_sum)a->sum);
+        }
+        bool last = i == DNRI_LAST;
+        assert_int_equal(waits, last ? 1 : 0);
+        assert_int_equal(metrics, last ? 3 : 0);
+        assert_true(last ? next >= 3 : next == 0);
+        if (last) {
+            assert_true(at == (int64_t)dnri_store_bytes(r.t->store, DNRI_GRAD));
+            assert_true(first_bucket < dnri_graph_ops(g) * 2 / 3);
+            assert_int_equal(folds, o.accumulate > 1 ? next : 0);
+        }
+    }
+    tr_close(&r);
+    dnr_comm_close(c, NULL);
+}
+
+/* Nobody's start but rank 0's counts. */
+static void case_shares(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    o.ema = 0.9;
+    training reference;
+    o.comm = NULL;
+    reference = tr_open(state, &o);
+    o.comm = c;
+    o.seed += (uint64_t)c->rank;
+    training r = tr_open(state, &o);
+    assert_true((tr_distance(&r, &reference, DNRI_MASTER) == 0) == (c->rank == 0));
+    OK(dnr_trainer_share(r.t));
+    assert_true(tr_distance(&r, &reference, DNRI_MASTER) == 0);
+    rank_train(&r, 0, 2);
+    same_everywhere(&r, DNRI_MASTER);
+    same_everywhere(&r, DNRI_EMA);
+    tr_close(&r);
+    tr_close(&reference);
+    dnr_comm_close(c, NULL);
+}
+
+/* One asks, all learn it at the same step. */
+static void case_stops(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    training r = tr_open(state, &o);
+    assert_false(rank_train(&r, 0, 2).stop);
+    if (c->rank == c->world - 1)
+        dnr_trainer_ask_stop(r.t);
+    assert_true(rank_train(&r, 0, 1).stop);
+    tr_close(&r);
+    dnr_comm_close(c, NULL);
+}
+
+/* Ranks that differ in what they were told to train are named before the first step. */
+static void case_evaluates(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    dnr_source *src;
+    dnr_eval_result all, one;
+    dnr_source_opts so = {
+        .synthetic_n = env_int("PICTURES", 37), .synthetic_image = TR_IMAGE, .classes = TR_CLASSES};
+    OK(dnr_source_open("synthetic", &so, &src));
+    dnr_loader_opts lo = {.batch = o.batch, .image = TR_IMAGE, .rank = c->rank, .world = c->world};
+    training r = tr_open(state, &o);
+    rank_train(&r, 0, 2);
+    dnr_loader *mine, *whole;
+    OK(dnr_loader_open(src, r.dev, &lo, &mine));
+    lo.rank = 0;
+    lo.world = 1;
+    OK(dnr_loader_open(src, r.dev, &lo, &whole));
+    assert_int_equal(dnr_trainer_eval(r.t, whole, &one), DNR_EUSAGE); /* not this rank's */
+    OK(dnr_trainer_eval(r.t, mine, &all));
+    same_everywhere(&r, DNRI_BUFFER);
+    same_everywhere(&r, DNRI_MASTER);
+    r.t->comm = NULL; /* alone with the same weights */
+    r.t->world = 1;
+    OK(dnr_trainer_eval(r.t, whole, &one));
+    r.t->comm = c;
+    assert_true(all.images == so.synthetic_n && one.images == so.synthetic_n);
+    assert_true(all.correct1 == one.correct1 && all.correct5 == one.correct5);
+    assert_true(fabs(all.loss - one.loss) <= 1e-6 * one.loss);
+    dnr_loader_close(mine);
+    dnr_loader_close(whole);
+    dnr_source_close(src);
+    tr_close(&r);
+    dnr_comm_close(c, NULL);
+}
+
+/* A gradient that is not finite in one rank skips the step, or ends the run, in all. */
+static void case_overflow(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    training r = tr_open_with(state, &o, &(dnri_trainer_extra){.keep = true, .scaled = true});
+    rank_train(&r, 0, 1);
+    dnri_state s;
+    OK(dnri_store_read_state(r.t->store, &s));
+    s.loss_scale = c->rank == 1 ? INFINITY : 1024;
+    OK(dnri_store_write_state(r.t->store, &s));
+    int64_t n;
+    double *before = tr_slab(&r, DNRI_MASTER, &n);
+    dnr_metrics m = rank_train(&r, 4, 1);
+    double *after = tr_slab(&r, DNRI_MASTER, &n);
+    assert_int_equal(m.skipped, 1);
+    assert_memory_equal(before, after, (size_t)n * sizeof *before);
+    free(before);
+    free(after);
+    tr_close(&r);
+    dnr_comm_close(c, NULL);
+}
+
+static void checkpoint_name(char buf[128])
+{
+    snprintf(buf, 128, "%s/step-000000002", getenv("FOLDER"));
+}
+
+/* Rank 0 saves after two steps; then everybody goes on. */
+static void case_saves(void **state)
+{
+    char folder[128];
+    checkpoint_name(folder);
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    training r = tr_open(state, &o);
+    rank_train(&r, 0, 2);
+    if (c->rank == 0)
+        OK(dnr_checkpoint_save(r.t, folder, NULL));
+    dnr_metrics m = rank_train(&r, 2 * 16, 3);
+    snprintf(folder, sizeof folder, "%s/loss", getenv("FOLDER"));
+    FILE *f = c->rank == 0 ? fopen(folder, "w") : NULL;
+    if (f) {
+        fprintf(f, "%.17g\n", m.loss);
+        fclose(f);
+    }
+    tr_close(&r);
+    dnr_comm_close(c, NULL);
+}
+
+/* Another number of ranks takes it up: rank 0 reads, all go on at the same sample to the same loss. */
+static void case_resumes(void **state)
+{
+    char folder[128];
+    double loss = 0;
+    checkpoint_name(folder);
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    training r = tr_open(state, &o);
+    dnr_checkpoint *from = NULL;
+    if (c->rank == 0) {
+        OK(dnr_checkpoint_open(folder, &from));
+        assert_int_equal(dnr_checkpoint_global_batch(from), 16);
+        OK(dnr_checkpoint_restore(from, r.t));
+    }
+    OK(dnr_trainer_share(r.t));
+    assert_true(r.t->steps == 2 && r.t->samples == 32);
+    dnr_metrics m = rank_train(&r, 32, 3);
+    assert_true(m.step == 5 && m.samples == 80);
+    snprintf(folder, sizeof folder, "%s/loss", getenv("FOLDER"));
+    FILE *f = fopen(folder, "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%lf", &loss), 1);
+    fclose(f);
+    if (fabs(m.loss - loss) > 1e-3 * loss + tr_rounding(&r))
+        fail_msg("loss %.17g, not %.17g", m.loss, loss);
+    same_everywhere(&r, DNRI_MASTER);
+    dnr_checkpoint_close(from);
+    tr_close(&r);
+    dnr_comm_close(c, NULL);
+}
+
+static const struct CMUnitTest cases[] = {
+    cmocka_unit_test(case_equals_accumulation),
+    cmocka_unit_test(case_buckets),
+    cmocka_unit_test(case_shares),
+    cmocka_unit_test(case_stops),
+    cmocka_unit_test(case_evaluates),
+    cmocka_unit_test(case_overflow),
+    cmocka_unit_test(case_saves),
+    cmocka_unit_test(case_resumes),
+};
+
+/* ================================================================ tests */
+
+static void ranks_equal_accumulation(void **state)
+{
+    ranks_pass(1, "case_equals_accumulation", NULL);
+    ranks_pass(2, "case_equals_accumulation", NULL);
+    ranks_pass(4, "case_equals_accumulation", NULL);
+    ranks_pass(2, "case_equals_accumulation", "ACCUMULATE=3");
+}
+
+static void buckets_are_reduced_in_order(void **state)
+{
+    ranks_pass(2, "case_buckets", NULL);
+    ranks_pass(1, "case_buckets", "ACCUMULATE=2");
+}
+
+static void weights_come_from_rank_0(void **state)
+{
+    ranks_pass(3, "case_shares", NULL);
+}
+
+static void stopping_is_agreed_on(void **state)
+{
+    ranks_pass(3, "case_stops", NULL);
+}
+
+static void evaluation_is_exact(void **state)
+{
+    ranks_pass(2, "case_evaluates", NULL);
+    ranks_pass(3, "case_evaluates", "PICTURES=3"); /* two ranks have none */
+    ranks_pass(3, "case_evaluates", "PICTURES=24");
+}
+
+static void an_overflow_is_everybodys(void **state)
+{
+    ranks_pass(2, "case_overflow", NULL);
+}
+
+static void resumes_in_another_world(void **state)
+{
+    char folder[] = "/tmp/dnnrun-dist-XXXXXX", extra[200];
+    assert_non_null(mkdtemp(folder));
+    snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=1", folder);
+    ranks_pass(4, "case_saves", extra);
+    ranks_pass(4, "case_resumes", extra);
+    snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=2", folder);
+    ranks_pass(2, "case_resumes", extra);
+    snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=4", folder);
+    ranks_pass(1, "case_resumes", extra);
+    snprintf(extra, sizeof extra, "rm -rf %s", folder);
+    assert_int_equal(system(extra), 0);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_equal_accumulation), cmocka_unit_test(buckets_are_reduced_in_order),
+        cmocka_unit_test(weights_come_from_rank_0), cmocka_unit_test(stopping_is_agreed_on),
+        cmocka_unit_test(evaluation_is_exact),      cmocka_unit_test(an_overflow_is_everybodys),
+        cmocka_unit_test(resumes_in_another_world),
+    };
+    int code = dist_case(cases, sizeof cases / sizeof cases[0]);
+    if (code >= 0)
+        return code;
+    if (argc == 3) { /* for the ranks */
+        setenv("DNR_TEST_DEVICE", argv[1], 1);
+        setenv("DNR_TEST_PRECISION", argv[2], 1);
+    }
+    return tr_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+}
