@@ -1,12 +1,16 @@
 /* algbn.c: algebraic batch norm. The large products are cuBLASLt's, the rest is our own.
  *
  * gram: rows in chunks, a batch of products with a partial result each; they are added up afterwards. */
+#include "../../runtime/choices.h"
+#include "../../runtime/cuda/convplan.h"
 #include "../../runtime/cuda/product.h"
 #include "../layers.h"
 #include "kernels.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { Z_Y, Z_DY, Z_DY2 };                                               /* in of norm.dz */
 enum { G_A, G_B };                                                       /* in of gram */
@@ -62,19 +66,6 @@ static bool has_mask(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
     const dnr_desc *dy = dnri_desc(g, op->in[Z_DY]);
     return op->in[Z_Y] < 0 || dnri_desc(g, op->in[Z_Y])->dtype != DNR_U8 ||
            (dnri_dtype_size(dy->dtype) == 2 && dy->dim[3] % 8 == 0);
-}
-
-/* ---------------------------------------------------------------- products */
-
-static dnr_status product(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                          dnri_product_spec z, const dnri_lower_opts *o, const dnri_product **out)
-{
-    DNR_TRY(dnri_product_choose(dnri_cuda_of(dev), &z, o, out));
-    if (dnri_product_is_direct(*out))
-        dnri_log(DNR_LOG_WARN,
-                 "%s (%s): cuBLASLt has no algorithm for %s: plain loops are used, slowly",
-                 op->name, op->def->name, dnri_dtype_name((dnr_dtype)z.in));
-    return DNR_OK;
 }
 
 static size_t larger(size_t a, size_t b)
@@ -200,13 +191,13 @@ static dnr_status choose_gram(dnr_device *dev, const dnr_graph *g, const dnri_op
     /* a wave and the rest begin behind some chunks */
     z.align = lowest_bit((int64_t)size * (z.step_a | z.step_b) | 256);
     if (q->waves > 1)
-        DNR_TRY(product(dev, g, op, z, &own, &q->of_wave));
+        DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, &own, &q->of_wave));
     z.batch = q->last;
-    DNR_TRY(product(dev, g, op, z, &own, &q->of_last));
+    DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, &own, &q->of_last));
     if (q->rest) {
         const dnri_product_spec rest = {
             .m = kb, .n = c, .l = q->rest, .a_t = 1, .in = z.in, .out = z.out, .align = z.align};
-        DNR_TRY(product(dev, g, op, rest, &own, &q->of_rest));
+        DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &rest, &own, &q->of_rest));
     }
     const dnri_product *all[] = {q->of_wave, q->of_last, q->of_rest};
     *workspace = 0;
@@ -285,7 +276,8 @@ static dnr_status lower_coef(dnr_device *dev, const dnr_graph *g, const dnri_op 
 
 /* ---------------------------------------------------------------- algbn.dgrad */
 
-/* da = a·m + the lower half of c, then da + dz·wa + the upper one. */
+/* da = a·m + the lower half of c, then da + dz·wa + the upper one; or in one pass of our own, which reads a narrow da's
+ * tensors once and rounds once. */
 typedef struct dgrad {
     const dnri_product *of_a, *of_dz;
 } dgrad;
@@ -295,25 +287,104 @@ static void release_dgrad(dnri_cuda_op *s)
     free(s->own);
 }
 
-static dnr_status run_dgrad(dnri_cuda_op *s)
+static dnr_status run_pair(dnri_cuda *d, const dgrad *q, cudaStream_t stream,
+                           const k_narrow_args *z, void *workspace)
 {
-    const dgrad *q = s->own;
-    void *const *in = s->at.in;
-    const size_t half = (size_t)s->in[D_A].dim[3] * dnri_dtype_size(s->in[D_A].dtype);
-    dnri_product_at at = {.a = in[D_A],
-                          .b = in[D_M],
-                          .bias = (const char *)in[D_C] + half,
-                          .d = s->at.out[0],
-                          .workspace = s->at.workspace};
-    DNR_TRY(dnri_product_run(s->dev, q->of_a, s->stream, &at));
-    at.a = in[D_DZ];
-    at.b = in[D_WA];
-    at.bias = in[D_C];
-    return dnri_product_run(s->dev, q->of_dz, s->stream, &at);
+    const size_t half = (size_t)z->n * dnri_dtype_size((dnr_dtype)z->type);
+    dnri_product_at at = {.a = z->a[1],
+                          .b = z->b[1],
+                          .bias = (const char *)z->halves + half,
+                          .d = z->d,
+                          .workspace = workspace};
+    DNR_TRY(dnri_product_run(d, q->of_a, stream, &at));
+    at.a = z->a[0];
+    at.b = z->b[0];
+    at.bias = z->halves;
+    return dnri_product_run(d, q->of_dz, stream, &at);
 }
 
-static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                              const dnri_lower_opts *o, dnri_step *out)
+static k_narrow_args dgrad_args(const dnri_cuda *d, const dnr_desc *dz, const dnr_desc *a)
+{
+    return (k_narrow_args){.type = (int)a->dtype,
+                           .sms = d->sms,
+                           .cc = d->cc,
+                           .rows = rows_of(a),
+                           .n = (int)a->dim[3],
+                           .depth = {(int)dz->dim[3], (int)a->dim[3]}};
+}
+
+static dnr_status run_dgrad(dnri_cuda_op *s)
+{
+    k_narrow_args a = dgrad_args(s->dev, &s->in[D_DZ], &s->in[D_A]);
+    a.a[0] = s->at.in[D_DZ];
+    a.a[1] = s->at.in[D_A];
+    a.b[0] = s->at.in[D_WA];
+    a.b[1] = s->at.in[D_M];
+    a.halves = s->at.in[D_C];
+    a.d = s->at.out[0];
+    if (s->own)
+        return run_pair(s->dev, s->own, s->stream, &a, s->at.workspace);
+    k_narrow(s->stream, &a);
+    return DNR_OK;
+}
+
+/* The two ways as they are timed: operands lie in the tuner's memory one after the other. */
+typedef struct contest {
+    dnri_cuda *d;
+    const dgrad *pair; /* NULL: our own */
+    k_narrow_args a;
+    size_t at[6]; /* of a, wa, m, c, da, workspace; dz comes first */
+    bool failed;
+} contest;
+
+static void time_dgrad(void *ctx, cudaStream_t s, void *memory)
+{
+    contest *c = ctx;
+    char *at = memory;
+    k_narrow_args *a = &c->a;
+    a->a[0] = at;
+    a->a[1] = at + c->at[0];
+    a->b[0] = at + c->at[1];
+    a->b[1] = at + c->at[2];
+    a->halves = at + c->at[3];
+    a->d = at + c->at[4];
+    if (!c->pair)
+        k_narrow(s, a);
+    else if (!c->failed && run_pair(c->d, c->pair, s, a, at + c->at[5]) != DNR_OK)
+        c->failed = true;
+}
+
+static dnr_status own_is_faster(dnri_cuda *d, const k_narrow_args *a, const dgrad *pair,
+                                size_t workspace, bool *own)
+{
+    const int64_t c = a->n, k = a->depth[0], size = (int64_t)dnri_dtype_size((dnr_dtype)a->type);
+    const int64_t elements[] = {a->rows * k, a->rows * c, k * c, c * c, 2 * c, a->rows * c};
+    char key[160], text[64];
+    contest q = {.d = d, .a = *a};
+    float us[2];
+    snprintf(key, sizeof key, "algbn.dgrad %s rows%lld k%lld c%lld workspace%zu",
+             dnri_dtype_name((dnr_dtype)a->type), (long long)a->rows, (long long)k, (long long)c,
+             workspace);
+    const char *known = d->choices ? dnri_choices_get(d->choices, key) : NULL;
+    if (known) {
+        *own = strncmp(known, "own", 3) == 0;
+        return DNR_OK;
+    }
+    for (int i = 0; i < 6; i++)
+        q.at[i] = (i ? q.at[i - 1] : 0) + up((size_t)(elements[i] * size));
+    for (int i = 0; i < 2; i++) {
+        q.pair = i ? pair : NULL;
+        DNR_TRY(dnri_cuda_time(d, a->type, q.at[5] + workspace, time_dgrad, &q, &us[i]));
+    }
+    *own = us[0] < us[1] || q.failed;
+    snprintf(text, sizeof text, "%s us %.3f, not %.3f", *own ? "own" : "pair",
+             (double)us[*own ? 0 : 1], (double)us[*own ? 1 : 0]);
+    return d->choices && us[0] < FLT_MAX ? dnri_choices_set(d->choices, key, text) : DNR_OK;
+}
+
+/* Two products of cuBLASLt's. */
+static dnr_status choose_pair(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dgrad *q)
 {
     const dnr_desc *dz = dnri_desc(g, op->in[D_DZ]), *a = dnri_desc(g, op->in[D_A]);
     dnri_product_spec z = {.m = rows_of(a),
@@ -322,44 +393,68 @@ static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op
                            .in = a->dtype,
                            .out = a->dtype,
                            .bias = 1};
-    dnri_cuda_op *s;
-    char impl[64];
-    dgrad *q = calloc(1, sizeof *q);
-    if (!q)
-        return DNR_FAIL_NOMEM();
-    dnr_status st = product(dev, g, op, z, o, &q->of_a);
+    DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, o, &q->of_a));
     z.l = dz->dim[3];
     z.add = 1;
-    if (st == DNR_OK)
-        st = product(dev, g, op, z, o, &q->of_dz);
-    if (st == DNR_OK) {
-        snprintf(impl, sizeof impl, "%.30s+%.30s", dnri_product_impl(q->of_a),
-                 dnri_product_impl(q->of_dz));
-        st = dnri_cuda_lower(dev, g, op, run_dgrad, 2, impl, out, &s);
-    }
+    return dnri_product_for(dnri_cuda_of(dev), op, &z, o, &q->of_dz);
+}
+
+static dnr_status lower_pair(dnr_device *dev, const dnr_graph *g, const dnri_op *op, const dgrad *q,
+                             size_t workspace, dnri_step *out)
+{
+    char impl[64];
+    dnri_cuda_op *s;
+    dgrad *own = malloc(sizeof *own);
+    if (!own)
+        return DNR_FAIL_NOMEM();
+    *own = *q;
+    snprintf(impl, sizeof impl, "%.30s+%.30s", dnri_product_impl(q->of_a),
+             dnri_product_impl(q->of_dz));
+    dnr_status st = dnri_cuda_lower(dev, g, op, run_dgrad, 2, impl, out, &s);
     if (st != DNR_OK) {
-        free(q);
+        free(own);
         return st;
     }
-    s->own = q;
+    s->own = own;
     s->release = release_dgrad;
-    out->workspace = larger(dnri_product_workspace(q->of_a), dnri_product_workspace(q->of_dz));
+    out->workspace = workspace;
     return DNR_OK;
 }
+
+/* Without timing our own is taken where all of its columns are one tile. */
+static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
+{
+    dnri_cuda *d = dnri_cuda_of(dev);
+    const k_narrow_args a = dgrad_args(d, dnri_desc(g, op->in[D_DZ]), dnri_desc(g, op->in[D_A]));
+    const bool timed = o->benchmark && !o->deterministic && !d->paper, takes = k_narrow_takes(&a);
+    bool own = takes && a.n <= 128;
+    dgrad pair;
+    size_t workspace = 0;
+    if (!own || timed) {
+        DNR_TRY(choose_pair(dev, g, op, o, &pair));
+        workspace = larger(dnri_product_workspace(pair.of_a), dnri_product_workspace(pair.of_dz));
+    }
+    if (takes && timed)
+        DNR_TRY(own_is_faster(d, &a, &pair, workspace, &own));
+    if (!own)
+        return lower_pair(dev, g, op, &pair, workspace, out);
+    return dnri_cuda_lower(dev, g, op, run_dgrad, 1, "k_narrow", out, NULL);
+}
+
+/* ---------------------------------------------------------------- what the device has */
 
 /* Our kernels take four channels at a time, and a half of c has to begin on 16 bytes. TF32 came with sm_80; where a
  * itself is rounded to it the sums are of no use: large terms cancel in dw. */
 static bool fits(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
-    if (dnri_graph_numerics(g)->tf32)
-        return false;
     for (int i = 0; i < op->n_out; i++)
         if (dnri_desc(g, op->out[i])->dim[3] % 8 != 0)
             return false;
     for (int i = 0; i < op->n_in; i++)
         if (op->in[i] >= 0 && dnri_desc(g, op->in[i])->dim[3] % 8 != 0)
             return false;
-    return dnri_cuda_of(dev)->cc >= 80;
+    return dnri_cuda_of(dev)->cc >= 80 && !dnri_graph_numerics(g)->tf32;
 }
 
 const dnri_lowering dnri_cuda_algbn[] = {

@@ -37,11 +37,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     z.in = dnri_desc(g, op->in[0])->dtype;
     z.out = dnri_desc(g, op->out[0])->dtype;
     z.tf32 = dnri_graph_numerics(g)->tf32;
-    DNR_TRY(dnri_product_choose(dnri_cuda_of(dev), &z, o, &p));
-    if (dnri_product_is_direct(p))
-        dnri_log(DNR_LOG_WARN,
-                 "%s (%s): cuBLASLt has no algorithm for %s: plain loops are used, slowly",
-                 op->name, op->def->name, dnri_dtype_name((dnr_dtype)z.in));
+    DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, o, &p));
     DNR_TRY(dnri_cuda_lower(dev, g, op, launch, launches, dnri_product_impl(p), out, &s));
     s->own = (void *)p; /* the device's */
     out->workspace = dnri_product_workspace(p);

@@ -117,6 +117,25 @@ typedef struct k_algbn_args {
 size_t k_algbn_workspace(int64_t k, int64_t c);
 void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, void *workspace);
 
+/* ---- narrow.cu: d [rows,n] = act([a0 | a1] · [b0 ; b1] + shift + residual), sums in fp32, rounded once. F16 and
+ * BF16, on sm_80 and later. d may lie over the residual. */
+typedef struct k_narrow_args {
+    int type, sms, cc;
+    int64_t rows;
+    int n;        /* a multiple of 64 */
+    int depth[2]; /* columns of a0 and a1, multiples of 64; the second may be 0 */
+    const void *a[2], *b[2];
+    bool b_t;             /* b is stored [n,depth], else [depth,n] */
+    const float *shift;   /* [n]; or NULL: */
+    const void *halves;   /* of `type`, [2·n]: what to add up to it */
+    const void *residual; /* [rows,n], or NULL */
+    uint8_t *mask;        /* a bit for each element of d, where wanted: d > 0 */
+    void *d;
+    bool relu;
+} k_narrow_args;
+bool k_narrow_takes(const k_narrow_args *a); /* from cc, type, n and depth */
+void k_narrow(cudaStream_t s, const k_narrow_args *a);
+
 /* ---- loss.cu: softmax cross-entropy of n rows of k logits; soft may be NULL */
 typedef struct k_loss_args {
     int type;

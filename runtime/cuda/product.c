@@ -395,6 +395,17 @@ dnr_status dnri_product_choose(dnri_cuda *d, const dnri_product_spec *z, const d
     return DNR_OK;
 }
 
+dnr_status dnri_product_for(dnri_cuda *d, const dnri_op *op, const dnri_product_spec *z,
+                            const dnri_lower_opts *o, const dnri_product **out)
+{
+    DNR_TRY(dnri_product_choose(d, z, o, out));
+    if (dnri_product_is_direct(*out))
+        dnri_log(DNR_LOG_WARN,
+                 "%s (%s): cuBLASLt has no algorithm for %s: plain loops are used, slowly",
+                 op->name, op->def->name, dnri_dtype_name((dnr_dtype)z->in));
+    return DNR_OK;
+}
+
 void dnri_product_drop_all(dnri_cuda *d)
 {
     while (d->products) {

@@ -26,6 +26,9 @@ typedef struct dnri_product_spec {
 typedef struct dnri_product dnri_product;
 dnr_status dnri_product_choose(dnri_cuda *d, const dnri_product_spec *z, const dnri_lower_opts *o,
                                const dnri_product **out);
+/* The same with a remark where plain loops are all there is. */
+dnr_status dnri_product_for(dnri_cuda *d, const dnri_op *op, const dnri_product_spec *z,
+                            const dnri_lower_opts *o, const dnri_product **out);
 void dnri_product_drop_all(dnri_cuda *d);
 
 size_t dnri_product_workspace(const dnri_product *p); /* bytes, at most o->workspace_cap */
