@@ -146,7 +146,9 @@ static dnr_status start(dnr_loader *l)
     pthread_mutex_unlock(&l->lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
-        return DNR_FAIL(DNR_EFAIL, "lower data.threads, or raise ulimit -u",
+        return DNR_FAIL(DNR_EFAIL,
+                        "lower data.threads, or raise the limit on processes (ulimit -u) or "
+                        "addresses (ulimit -v)",
                         "cannot start thread %d of %d: %s", l->alive + 1, l->o.threads,
                         strerror(error));
     return DNR_OK;

@@ -195,13 +195,24 @@ dnr_status dnr_checkpoint_save(dnr_trainer *t, const char *folder, const char *c
     DNR_FAIL(DNR_EDATA, "use another checkpoint; --resume auto takes the newest whole one",        \
              __VA_ARGS__)
 
+/* What lacks for a moment makes no checkpoint damaged: it must not be passed over. */
+static dnr_status unreadable(const char *doing, const char *name)
+{
+    if (errno == ENOMEM)
+        return DNR_FAIL_NOMEM();
+    if (errno == EMFILE || errno == ENFILE)
+        return DNR_FAIL(DNR_EFAIL, "raise the limit on open files (ulimit -n)", "cannot %s %s: %s",
+                        doing, name, strerror(errno));
+    return DAMAGED("cannot %s %s: %s", doing, name, strerror(errno));
+}
+
 static dnr_status hash_file(const char *path, const char *name, uint64_t *out)
 {
     enum { CHUNK = 1 << 20 };
     dnr_status s = DNR_OK;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return DAMAGED("cannot open %s: %s", name, strerror(errno));
+        return unreadable("open", name);
     XXH64_state_t *sum = XXH64_createState();
     char *chunk = malloc(CHUNK);
     if (!sum || !chunk)
@@ -213,7 +224,7 @@ static dnr_status hash_file(const char *path, const char *name, uint64_t *out)
         if (n > 0)
             XXH64_update(sum, chunk, (size_t)n);
         else if (n < 0 && errno != EINTR)
-            s = DAMAGED("cannot read %s: %s", name, strerror(errno));
+            s = unreadable("read", name);
     }
     if (s == DNR_OK)
         *out = XXH64_digest(sum);
@@ -230,13 +241,10 @@ static dnr_status read_checksums(const char *folder, uint64_t sum[FILES], bool l
     DNR_TRY(path_of(folder, CHECKSUMS, &path));
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "r");
+    dnr_status s = f ? DNR_OK : unreadable("open", CHECKSUMS);
     free(path);
-    if (!f) {
-        if (fd >= 0)
-            close(fd);
-        return DAMAGED("cannot open %s: %s", CHECKSUMS, strerror(errno));
-    }
-    dnr_status s = DNR_OK;
+    if (!f && fd >= 0)
+        close(fd);
     while (s == DNR_OK && fgets(line, sizeof line, f)) {
         size_t n = strlen(line);
         int which = FILES;
@@ -252,22 +260,30 @@ static dnr_status read_checksums(const char *folder, uint64_t sum[FILES], bool l
         sum[which] = strtoull(line, NULL, 16);
     }
     if (s == DNR_OK && ferror(f))
-        s = DAMAGED("cannot read %s: %s", CHECKSUMS, strerror(errno));
-    fclose(f);
+        s = unreadable("read", CHECKSUMS);
+    if (f)
+        fclose(f);
     return s;
 }
 
-static dnr_status open_file(dnr_checkpoint *c, int which, uint64_t sum)
+static dnr_status check_file(const dnr_checkpoint *c, int which, uint64_t sum)
 {
     char *path;
     uint64_t have = 0;
     DNR_TRY(path_of(c->folder, NAMES[which], &path));
     dnr_status s = hash_file(path, NAMES[which], &have);
+    free(path);
     if (s == DNR_OK && have != sum)
         s = DAMAGED("%s is damaged: its checksum is %016llx, not %016llx", NAMES[which],
                     (unsigned long long)have, (unsigned long long)sum);
-    if (s == DNR_OK)
-        s = dnri_st_open(path, &c->file[which]);
+    return s;
+}
+
+static dnr_status open_file(dnr_checkpoint *c, int which)
+{
+    char *path;
+    DNR_TRY(path_of(c->folder, NAMES[which], &path));
+    dnr_status s = dnri_st_open(path, &c->file[which]);
     free(path);
     return s;
 }
@@ -291,7 +307,8 @@ static dnr_status read_trainer(dnr_checkpoint *c)
     return dnri_st_read_raw(c->file[TRAINER], x, &c->state);
 }
 
-static dnr_status open_all(dnr_checkpoint *c)
+/* `whole`: all files are as they were written. */
+static dnr_status open_all(dnr_checkpoint *c, bool *whole)
 {
     uint64_t sum[FILES];
     bool listed[FILES] = {false};
@@ -305,21 +322,26 @@ static dnr_status open_all(dnr_checkpoint *c)
         return DAMAGED("%s does not list all files", CHECKSUMS);
     for (int i = 0; i < FILES; i++)
         if (listed[i])
-            DNR_TRY(open_file(c, i, sum[i]));
+            DNR_TRY(check_file(c, i, sum[i]));
+    *whole = true;
+    for (int i = 0; i < FILES; i++)
+        if (listed[i])
+            DNR_TRY(open_file(c, i));
     DNR_TRY(read_trainer(c));
     if (strtod(about(c, "ema"), NULL) > 0 && !c->file[EMA])
         return DAMAGED("%s does not list %s", CHECKSUMS, NAMES[EMA]);
     return DNR_OK;
 }
 
-dnr_status dnr_checkpoint_open(const char *folder, dnr_checkpoint **out)
+static dnr_status open_folder(const char *folder, dnr_checkpoint **out, bool *whole)
 {
     *out = NULL;
+    *whole = false;
     dnr_checkpoint *c = calloc(1, sizeof *c);
     if (!c)
         return DNR_FAIL_NOMEM();
     c->folder = strdup(folder);
-    dnr_status s = c->folder ? open_all(c) : DNR_FAIL_NOMEM();
+    dnr_status s = c->folder ? open_all(c, whole) : DNR_FAIL_NOMEM();
     if (s == DNR_OK) {
         *out = c;
         return s;
@@ -328,10 +350,17 @@ dnr_status dnr_checkpoint_open(const char *folder, dnr_checkpoint **out)
     return dnri_fail_context("checkpoint %s", folder);
 }
 
+dnr_status dnr_checkpoint_open(const char *folder, dnr_checkpoint **out)
+{
+    bool whole;
+    return open_folder(folder, out, &whole);
+}
+
 dnr_status dnr_checkpoint_newest(const char *folder, dnr_checkpoint **out)
 {
     dnri_step_name *list;
     int n;
+    bool whole;
     *out = NULL;
     DNR_TRY(dnri_checkpoint_list(folder, &list, &n));
     dnr_status s = DNR_OK;
@@ -340,9 +369,9 @@ dnr_status dnr_checkpoint_newest(const char *folder, dnr_checkpoint **out)
         s = path_of(folder, list[i].name, &path);
         if (s != DNR_OK)
             break;
-        s = dnr_checkpoint_open(path, out);
+        s = open_folder(path, out, &whole);
         free(path);
-        if (s == DNR_EDATA) {
+        if (s == DNR_EDATA && !whole) { /* whole, but not to be used: of another version */
             dnri_log(DNR_LOG_WARN, "passed over: %s", dnr_last_error()->what);
             s = DNR_OK;
         }

@@ -441,7 +441,8 @@ typedef struct dnr_checkpoint dnr_checkpoint;
  * where it is missing, incomplete or damaged. */
 dnr_status dnr_checkpoint_open(const char *folder, dnr_checkpoint **out);
 /* The whole one of most steps among the checkpoints "step-…" in `folder`; *out = NULL where there is
- * none, or no such folder. Each damaged one of more steps is passed over with a warning. */
+ * none, or no such folder. Each damaged one of more steps is passed over with a warning; a whole
+ * one that cannot be used, as of another version of dnnrun, is an error. */
 dnr_status dnr_checkpoint_newest(const char *folder, dnr_checkpoint **out);
 void dnr_checkpoint_close(dnr_checkpoint *c);
 const char *dnr_checkpoint_folder(const dnr_checkpoint *c);

@@ -367,6 +367,28 @@ static void damage(const char *name)
     free(text);
 }
 
+/* As another version would write it: whole, and of another format. */
+static void make_foreign(const char *name)
+{
+    char file[64], line[100];
+    size_t n, m;
+    snprintf(file, sizeof file, "%s/trainer.safetensors", name);
+    char *text = slurp(in(file), &n), *format = memmem(text, n, "dnnrun checkpoint 1", 19);
+    assert_non_null(format);
+    format[18] = '9';
+    spit(in(file), text, n);
+    snprintf(line, sizeof line, "%016llx  trainer.safetensors",
+             (unsigned long long)XXH64(text, n, 0));
+    free(text);
+    snprintf(file, sizeof file, "%s/checksums", name);
+    text = slurp(in(file), &m);
+    char *old = memmem(text, m, "  trainer.safetensors", 21);
+    assert_non_null(old);
+    memcpy(old - 16, line, strlen(line));
+    spit(in(file), text, m);
+    free(text);
+}
+
 static void the_newest_whole_one(void **state)
 {
     dnr_trainer_opts o = tr_options(state);
@@ -404,6 +426,12 @@ static void the_newest_whole_one(void **state)
     assert_false(there("step-000000003"));
     assert_true(there("superseded-step-000000003") && there("superseded-step-000000004"));
     heard("set aside");
+    save(&a, "step-000000005"); /* not damaged: to pass it over would be to throw it away */
+    make_foreign("step-000000005");
+    assert_int_equal(dnr_checkpoint_newest(folder, &c), DNR_EDATA);
+    tr_says("it is of format 'dnnrun checkpoint 9'");
+    assert_null(c);
+    OK(dnr_checkpoint_rewind(folder, 4));
     save(&a, "step-000000004");
     OK(dnr_checkpoint_rewind(folder, 3));
     assert_true(there("superseded-step-000000004-2"));

@@ -2,6 +2,7 @@
 #include "screen.h"
 #include "tool.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,6 +111,7 @@ int main(int argc, char **argv)
 {
     dnr_error err = {0};
     bound_spinning();
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f is an error of the write, which says so */
     dnr_set_log(screen_log, NULL);
     dnr_status st = dispatch(argc, argv, &err);
     if (st == DNR_OK && (fflush(stdout) != 0 || ferror(stdout))) {

@@ -33,7 +33,7 @@ int dnri_slices_for(dnr_device *dev, int64_t elements);
 int dnri_threads_use(int n);
 /* The threads that parallel regions use, bound to CPUs where that is safe; what they leave to others. Call once, at
  * open. */
-int dnri_threads_start(dnri_spare *spare);
+dnr_status dnri_threads_start(dnri_spare *spare, int *threads);
 
 /* ---- host.c: the machine */
 

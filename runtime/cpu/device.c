@@ -17,6 +17,16 @@ static void cpu_close(dnr_device *dev)
     free(dev);
 }
 
+/* Planning itself takes some: oneDNN writes code. */
+static dnr_status some_memory(void)
+{
+    size_t free, total;
+    DNR_TRY(dnri_host_memory(&free, &total));
+    return free ? DNR_OK
+                : DNR_FAIL(DNR_EMEM, "free some, or raise the limit (ulimit -v, or the cgroup's)",
+                           "no memory is left to this process (of %zu MiB)", total >> 20);
+}
+
 static dnr_status cpu_open(const char *arg, dnr_device **out)
 {
     if (arg)
@@ -26,12 +36,15 @@ static dnr_status cpu_open(const char *arg, dnr_device **out)
     dnri_cpu *dev = calloc(1, sizeof *dev);
     if (!dev)
         return DNR_FAIL_NOMEM();
-    dnr_status st = dnri_dnn_open(&dev->dnn);
+    dnr_status st = dnri_threads_start(&dev->base.spare, &dev->threads);
+    if (st == DNR_OK)
+        st = some_memory();
+    if (st == DNR_OK)
+        st = dnri_dnn_open(&dev->dnn);
     if (st != DNR_OK) {
         free(dev);
         return st;
     }
-    dev->threads = dnri_threads_start(&dev->base.spare);
     char cpu[128], version[32];
     dnri_host_cpu_name(cpu, sizeof cpu);
     dnri_dnn_version(version, sizeof version);

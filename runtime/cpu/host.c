@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 void dnri_host_cpu_name(char *buf, size_t size)
 {
@@ -39,6 +41,24 @@ static bool read_number(const char *path, const char *key, unsigned long long *o
     return found;
 }
 
+/* ulimit -v, as batch systems set it, counts addresses. What oneDNN writes as code and what threads have for stacks needs
+ * some too, and oneDNN 2.6 crashes where it gets none. */
+static void heed_address_limit(size_t *free, size_t *total)
+{
+    const unsigned long long reserve = 64u << 20;
+    struct rlimit limit;
+    unsigned long long pages;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        !read_number("/proc/self/statm", "", &pages))
+        return;
+    unsigned long long used = pages * (unsigned long long)sysconf(_SC_PAGESIZE) + reserve;
+    unsigned long long left = limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+    if (limit.rlim_cur < *total)
+        *total = (size_t)limit.rlim_cur;
+    if (left < *free)
+        *free = (size_t)left;
+}
+
 dnr_status dnri_host_memory(size_t *free, size_t *total)
 {
     unsigned long long avail, all, limit, used, cache = 0;
@@ -60,6 +80,7 @@ dnr_status dnri_host_memory(size_t *free, size_t *total)
         if (left < *free)
             *free = (size_t)left;
     }
+    heed_address_limit(free, total);
     return DNR_OK;
 }
 

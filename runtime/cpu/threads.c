@@ -2,8 +2,10 @@
 #include "cpu.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int pool = 1; /* threads of every parallel region */
 
@@ -119,7 +121,42 @@ static void find_spare(int threads, const cpu_set_t *all, dnri_spare *out)
     out->threads = left > quarter ? left : quarter;
 }
 
-int dnri_threads_start(dnri_spare *spare)
+static void *wait_for_release(void *gate)
+{
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* OpenMP ends the process where it cannot start its threads. Finds that out first, once: it keeps them. */
+static dnr_status try_threads(int n)
+{
+    static bool tried;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t *made = tried ? NULL : malloc((size_t)n * sizeof *made);
+    int started = 0, error = 0;
+    if (tried)
+        return DNR_OK;
+    if (!made)
+        return DNR_FAIL_NOMEM();
+    pthread_mutex_lock(&gate);
+    while (!error && started < n)
+        if (!(error = pthread_create(&made[started], NULL, wait_for_release, &gate)))
+            started++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < started; i++)
+        pthread_join(made[i], NULL);
+    free(made);
+    tried = !error;
+    return error ? DNR_FAIL(
+                       DNR_EFAIL,
+                       "set OMP_NUM_THREADS to fewer, or raise the limit on processes (ulimit -u) "
+                       "or addresses (ulimit -v)",
+                       "cannot start %d threads to compute: %s", n, strerror(error))
+                 : DNR_OK;
+}
+
+dnr_status dnri_threads_start(dnri_spare *spare, int *out)
 {
     /* oneDNN's barriers wait for as many threads as OpenMP promises, for ever: promise what it gives */
     int threads = 1, quota = getenv("OMP_NUM_THREADS") ? 0 : dnri_host_cpu_quota();
@@ -128,6 +165,7 @@ int dnri_threads_start(dnri_spare *spare)
     omp_set_dynamic(0);
     if (quota && quota < omp_get_max_threads())
         omp_set_num_threads(quota);
+    DNR_TRY(try_threads(omp_get_max_threads()));
 #pragma omp parallel
     {
 #pragma omp master
@@ -137,5 +175,6 @@ int dnri_threads_start(dnri_spare *spare)
     pool = threads;
     bind_pool(threads, &all);
     find_spare(threads, &all, spare);
-    return threads;
+    *out = threads;
+    return DNR_OK;
 }
