@@ -110,6 +110,20 @@ static void output_that_cannot_be_written_is_7(void **state)
     snprintf(command, sizeof command, "'%s' config-doc >/dev/full 2>/dev/null", tool);
     assert_int_equal(WEXITSTATUS(system(command)), 7);
     NEEDS_CPU();
+    /* without standard streams nothing that is printed comes into a file of the run */
+    snprintf(command, sizeof command,
+             "'%s' train quickstart.cfg device=cpu train.max_steps=30 --out mute <&- >&- 2>&-",
+             tool);
+    assert_int_equal(system(command), 0);
+    sh("! grep -r parameters, mute");
+    json_decref(metrics("mute"));
+    /* a limit on file sizes is an error, and kills no run */
+    snprintf(command, sizeof command,
+             "ulimit -f 100; '%s' train quickstart.cfg device=cpu train.max_steps=30 --out limited "
+             ">limited.txt 2>&1",
+             tool);
+    assert_int_equal(WEXITSTATUS(system(command)), 7);
+    sh("grep -q 'File too large' limited.txt && grep -q 'remedy: .*ulimit -f' limited.txt");
     sh("touch a_file");
     fails(7, "train quickstart.cfg device=cpu --out a_file/run", "a_file", "--out DIR");
 }

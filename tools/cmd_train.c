@@ -108,6 +108,7 @@ static bool is_auto(const tool_args *a)
 /* --init FILE is train.init=FILE. */
 static dnr_status set_init(cfg *c, const char *file, dnr_error *err)
 {
+    char assignment[sizeof c->train.init + 16];
     if (!file)
         return DNR_OK;
     if (strlen(file) >= sizeof c->train.init || !*file) {
@@ -115,8 +116,8 @@ static dnr_status set_init(cfg *c, const char *file, dnr_error *err)
                   *file ? "too long a" : "an empty");
         return tool_remedy(err, "give a file of weights");
     }
-    strcpy(c->train.init, file);
-    return DNR_OK;
+    snprintf(assignment, sizeof assignment, "train.init=%s", file);
+    return cfg_set(c, assignment, err);
 }
 
 static dnr_status check_options(const tool_args *a, const cfg *c, dnr_error *err)

@@ -2,9 +2,11 @@
 #include "screen.h"
 #include "tool.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static dnr_status cmd_help(int argc, char **argv, dnr_error *err);
 
@@ -107,9 +109,20 @@ static void bound_spinning(void)
         setenv("GOMP_SPINCOUNT", "10000", 0);
 }
 
+/* A closed standard stream's number would go to the next file opened, and what is printed into that file. */
+static void open_streams(void)
+{
+    for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = dup(fd))
+        if (fd > STDERR_FILENO) {
+            close(fd);
+            return;
+        }
+}
+
 int main(int argc, char **argv)
 {
     dnr_error err = {0};
+    open_streams();
     bound_spinning();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f is an error of the write, which says so */
     dnr_set_log(screen_log, NULL);
