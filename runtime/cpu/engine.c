@@ -265,10 +265,7 @@ static dnr_status sgd_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *
     memcpy(&s->a, op->attr, sizeof s->a);
     s->bf16 = op->out[2] != DNRI_NONE && dnri_desc(g, op->out[2])->dtype == DNR_BF16;
     s->decays = dnri_decay_map(dnri_graph_params(g), s->a.decay_norm_bias);
-    if (s->decays)
-        return DNR_OK;
-    sgd_drop(s);
-    return DNR_FAIL_NOMEM();
+    return s->decays ? DNR_OK : DNR_FAIL_NOMEM(); /* the plan drops the step */
 }
 
 /* ---- ema: weights in slices, then the few running statistics */
