@@ -112,11 +112,9 @@ static void bound_spinning(void)
 /* A closed standard stream's number would go to the next file opened, and what is printed into that file. */
 static void open_streams(void)
 {
-    for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = dup(fd))
-        if (fd > STDERR_FILENO) {
-            close(fd);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
             return;
-        }
 }
 
 int main(int argc, char **argv)
