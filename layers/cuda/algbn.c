@@ -33,6 +33,7 @@ static dnr_status run_dz(dnri_cuda_op *s)
 {
     const dnr_desc *dy = &s->in[Z_DY];
     const bool bits = s->at.in[Z_Y] && s->in[Z_Y].dtype == DNR_U8;
+    const bool even = s->at.in[Z_DY2] && !dnri_desc_equal(&s->in[Z_DY2], dy);
     const k_norm_bwd_args a = {.type = (int)dy->dtype,
                                .sms = s->dev->sms,
                                .rows = rows_of(dy),
@@ -42,7 +43,9 @@ static dnr_status run_dz(dnri_cuda_op *s)
                                .dy = s->at.in[Z_DY],
                                .dy2 = s->at.in[Z_DY2],
                                .dz = s->at.out[0],
-                               .dbeta = s->at.out[1]};
+                               .dbeta = s->at.out[1],
+                               .h = even ? (int)dy->dim[1] : 0,
+                               .w = even ? (int)dy->dim[2] : 0};
     k_norm_dz(s->stream, &a, s->at.workspace);
     return DNR_OK;
 }

@@ -50,6 +50,7 @@ typedef struct k_norm_bwd_args {
     void *dx, *dz; /* dz: gradient of the residual; may be NULL */
     float *dgamma, *dbeta;
     bool relu;
+    int h, w; /* of dy where dy2 has every second row and column alone, k_norm_dz only; else 0 */
 } k_norm_bwd_args;
 void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
 /* dz (where wanted) and dbeta from dy, dy2, and y or mask where given; the same workspace */

@@ -3,7 +3,7 @@
 
 /* part: [block][Σ dz, Σ dz·(x − mean) where X][c]; dz is written where it is wanted. Without X this is the only pass,
  * and goes from memory's end, where the convolutions that made dy and dy2 stopped, to its start, where products begin. */
-template <class T, int N, int MASK, bool TWO, bool X>
+template <class T, int N, int MASK, int TWO, bool X>
 __global__ void __launch_bounds__(SUM_THREADS)
     k_norm_bwd_sums(k_norm_bwd_args a, int vecs, float *__restrict__ part)
 {
@@ -19,14 +19,16 @@ __global__ void __launch_bounds__(SUM_THREADS)
             s[i][j] = 0;
     if (!t.idle()) {
         ch.read(a, t.col);
-        int64_t step = (X ? t.stride : -t.stride) * vecs * N;
-        int64_t at = ((X ? t.row : a.rows - 1 - t.row) * vecs + t.col) * N;
+        const int64_t way = X ? 1 : -1, step = way * t.stride * vecs * N;
+        const int64_t begin = X ? 0 : a.rows - 1;
+        int64_t at = ((begin + way * t.row) * vecs + t.col) * N;
         for (int64_t r = t.row; r < a.rows; r += t.stride * U, at += step * U) {
             bwd_in<T, N> in[U];
 #pragma unroll
             for (int u = 0; u < U; u++)
                 if (r + u * t.stride < a.rows)
-                    ch.template load<false>(a, at + u * step, in[u]);
+                    ch.template load<false>(a, at + u * step, in[u],
+                                            begin + way * (r + u * t.stride));
 #pragma unroll
             for (int u = 0; u < U; u++)
                 if (r + u * t.stride < a.rows) {
@@ -204,10 +206,12 @@ static int launch_dz(cudaStream_t s, const k_norm_bwd_args *a, float *part)
 {
     dim3 grid = sum_grid<T, N>(a->sms, a->rows, a->c);
     const int vecs = (int)(a->c / N);
-    if (a->dy2)
-        k_norm_bwd_sums<T, N, MASK, true, false><<<grid, SUM_THREADS, 0, s>>>(*a, vecs, part);
+    if (a->dy2 && a->w)
+        k_norm_bwd_sums<T, N, MASK, OTHER_EVEN, false><<<grid, SUM_THREADS, 0, s>>>(*a, vecs, part);
+    else if (a->dy2)
+        k_norm_bwd_sums<T, N, MASK, OTHER_ALL, false><<<grid, SUM_THREADS, 0, s>>>(*a, vecs, part);
     else
-        k_norm_bwd_sums<T, N, MASK, false, false><<<grid, SUM_THREADS, 0, s>>>(*a, vecs, part);
+        k_norm_bwd_sums<T, N, MASK, OTHER_NONE, false><<<grid, SUM_THREADS, 0, s>>>(*a, vecs, part);
     return (int)grid.x;
 }
 

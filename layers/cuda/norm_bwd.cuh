@@ -7,13 +7,16 @@
 /* Where y > 0 is read: nowhere, recomputed from x, from y, from its mask. */
 enum mask { MASK_NONE, MASK_X, MASK_Y, MASK_BITS };
 
+/* dy2 is added nowhere, everywhere, or to pixels of even row and column, all that it has. */
+enum other { OTHER_NONE, OTHER_ALL, OTHER_EVEN };
+
 template <class T, int N> struct bwd_in { /* one access of all inputs */
     k_vec<T, N> x, dy, dy2, y;
     unsigned bits;
 };
 
 /* Per-channel values of a thread, and dz = (dy + dy2) · [y > 0]. X: x is read as well. */
-template <class T, int N, int MASK, bool TWO, bool X = true> struct bwd_channels {
+template <class T, int N, int MASK, int TWO, bool X = true> struct bwd_channels {
     float mean[N], scale[N], beta[N];
 
     __device__ void read(const k_norm_bwd_args &a, int col)
@@ -30,20 +33,39 @@ template <class T, int N, int MASK, bool TWO, bool X = true> struct bwd_channels
         for (int j = 0; j < N; j++)
             scale[j] *= invstd[j];
     }
-    /* LAST: nobody reads these again. Where dz is written, only x is. */
+    /* LAST: nobody reads these again. Where dz is written, only x is. `row`: the pixel, for OTHER_EVEN. */
     template <bool LAST>
-    __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in) const
+    __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in,
+                         int64_t row = 0) const
     {
         constexpr bool once = LAST || MASK >= MASK_Y;
         if (X)
             in.x = get<LAST>(a.x, at);
         in.dy = get<once>(a.dy, at);
-        if (TWO)
+        if (TWO == OTHER_ALL)
             in.dy2 = get<once>(a.dy2, at);
+        if (TWO == OTHER_EVEN)
+            get_even<once>(a, row, at, in.dy2);
         if (MASK == MASK_Y)
             in.y = get<once>(a.y, at);
         if (MASK == MASK_BITS)
             in.bits = __ldg(a.mask + at / 8);
+    }
+    template <bool ONCE>
+    static __device__ void get_even(const k_norm_bwd_args &a, int64_t row, int64_t at,
+                                    k_vec<T, N> &v)
+    {
+        const unsigned pixel = (unsigned)row, line = pixel / (unsigned)a.w;
+        const unsigned image = line / (unsigned)a.h;
+        const unsigned x = pixel - line * (unsigned)a.w, y = line - image * (unsigned)a.h;
+        if (x % 2 == 0 && y % 2 == 0) {
+            const int64_t half = ((int64_t)image * ((a.h + 1) / 2) + y / 2) * ((a.w + 1) / 2);
+            v = get<ONCE>(a.dy2, at + (half + x / 2 - row) * a.c);
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            v.v[j] = k_type<T>::store(0);
     }
     template <bool ONCE> static __device__ k_vec<T, N> get(const void *p, int64_t i)
     {
