@@ -341,6 +341,16 @@ static void bad_pictures_are_reported(void **state)
           "train quickstart.cfg device=cpu data.train=digits_train data.on_error=stop "
           "train.epochs=1 optim.warmup=0 --out bad2",
           "broken.png", "");
+    /* no step is lost by it */
+    const char *args = "train quickstart.cfg device=cpu data.val=digits_train train.epochs=2 "
+                       "optim.warmup=0 --out bad3 --resume auto";
+    char more[512];
+    snprintf(more, sizeof more, "%s data.max_bad=0", args);
+    fails(3, more, "more than data.max_bad = 0", "raise data.max_bad");
+    has(out_text, "saved after step 23 of 45; once the pictures are mended, go on with --out bad3");
+    assert_int_equal(dnnrun("%s", args), 0);
+    has(out_text, "after step 23 of 45");
+    has(out_text, "on 1438 pictures");
 }
 
 /* A run whose paths are long, no UTF-8 and look like comments is saved, evaluated and resumed. */

@@ -467,6 +467,20 @@ out:
     return st;
 }
 
+/* Pictures that fail end a run of one rank, but lose no step of it. */
+static void save_what_was_trained(loop *l, dnr_status st)
+{
+    dnr_error later = {0}, *first = l->err;
+    if ((st != DNR_EDATA && st != DNR_EPEER) || dnr_comm_launched(l->s->comm))
+        return;
+    l->err = &later;
+    if (catch_up(l) == DNR_OK && l->seen > 0 && l->seen != l->saved && save(l) == DNR_OK)
+        screen_print("saved after step %lld of %lld; once the pictures are mended, go on with "
+                     "--out %s --resume auto",
+                     (long long)l->seen, (long long)l->s->steps, l->dir->path);
+    l->err = first;
+}
+
 /* A run of several ranks ends after a step that all agree on. */
 static bool is_to_stop(loop *l, const dnr_metrics *m)
 {
@@ -502,5 +516,6 @@ dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
         summary(&l);
     }
 out:
+    save_what_was_trained(&l, st);
     return st;
 }
