@@ -130,7 +130,9 @@ static dnr_status describe(dnr_trainer *t, int64_t n, dnr_metrics *out)
                          .loss_scale = (double)s->loss_scale,
                          .skipped = s->skipped,
                          .grad_norm = t->o.optim.clip_norm > 0 ? sqrt(s->grad_sqsum) : 0,
-                         .stop = t->pinned->header[r].stop > 0};
+                         .stop = t->pinned->header[r].stop > 0,
+                         .algbn_ratio = (double)s->algbn_ratio,
+                         .algbn_exact = s->algbn_exact};
     return DNR_OK;
 }
 
