@@ -36,8 +36,13 @@ static dnr_status dz_infer(dnr_graph *g, dnri_op *op)
         const bool bits = dnri_desc(g, op->in[Z_Y])->dtype == DNR_U8;
         DNR_TRY(dnri_want(g, op, Z_Y, bits ? "mask" : "y", bits ? dnri_mask_of(&dy) : dy));
     }
-    if (op->in[Z_DY2] >= 0)
-        DNR_TRY(dnri_want(g, op, Z_DY2, "dy2", dy));
+    if (op->in[Z_DY2] >= 0) {
+        dnr_desc half = dy;
+        half.dim[1] = (dy.dim[1] + 1) / 2;
+        half.dim[2] = (dy.dim[2] + 1) / 2;
+        DNR_TRY(dnri_want(g, op, Z_DY2, "dy2",
+                          dnri_desc_equal(dnri_desc(g, op->in[Z_DY2]), &half) ? half : dy));
+    }
     DNR_TRY(dnri_out(g, op, Z_DZ, dy, "dz"));
     return dnri_out(g, op, Z_SUM, dnri_desc1(master(g), dy.dim[3]), "dz_sum");
 }
@@ -173,13 +178,14 @@ static double join_flops(const dnr_graph *g, const dnri_op *op)
 
 const dnri_op_def dnri_def_norm_dz = {
     .name = "norm.dz", .infer = dz_infer, .takes = {1u << Z_Y | 1u << Z_DY | 1u << Z_DY2}};
-const dnri_op_def dnri_def_gram = {.name = "gram", .infer = gram_infer, .flops = gram_flops};
+const dnri_op_def dnri_def_gram = {
+    .name = "gram", .infer = gram_infer, .flops = gram_flops, .small = true};
 const dnri_op_def dnri_def_algbn_coef = {
     .name = "algbn.coef", .infer = coef_infer, .flops = coef_flops};
 const dnri_op_def dnri_def_algbn_dgrad = {
     .name = "algbn.dgrad", .infer = dgrad_infer, .flops = dgrad_flops};
 const dnri_op_def dnri_def_algbn_stats = {
     .name = "algbn.stats", .infer = stats_infer, .flops = stats_flops};
-const dnri_op_def dnri_def_algbn_fold = {.name = "algbn.fold", .infer = fold_infer};
+const dnri_op_def dnri_def_algbn_fold = {.name = "algbn.fold", .infer = fold_infer, .small = true};
 const dnri_op_def dnri_def_algbn_join = {
     .name = "algbn.join", .infer = join_infer, .flops = join_flops, .takes = {1u << J_RESIDUAL}};

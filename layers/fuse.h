@@ -39,8 +39,9 @@ dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev);
 
 /* Algebraic batch norm (layers.h): behind a 1×1 convolution without padding that widens, norm.bwd, conv.wgrad and
  * conv.dgrad become norm.dz, gram, algbn.coef and algbn.dgrad, where the device has them and x has at least `rows`
- * rows for each of its channels. Then nothing in backward reads x. Convolutions that stride are left alone, unless
- * `rows` is 0 or less: `a` is then every stride-th pixel, taken again in backward. A norm without ReLU shares dz with the one behind it, whose residual it
+ * rows for each of its channels. Then nothing in backward reads x. Where the convolution strides, it needs
+ * stride² as many rows, and its gradient must join a norm.dz without zeros between (stride 2); `a` is every stride-th
+ * pixel, taken again in backward. `rows` of 0 or less: any number of rows, any stride. A norm without ReLU shares dz with the one behind it, whose residual it
  * was. Comes after the other rewrites, before recomputation. */
 dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows);
 

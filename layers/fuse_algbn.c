@@ -10,7 +10,8 @@ enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD }; /* in of norm
 enum { B_DX, B_DGAMMA, B_DBETA, B_DRESIDUAL };                     /* its outputs */
 enum { N_X, N_GAMMA, N_BETA, N_RESIDUAL, N_MEAN, N_VAR };          /* in of norm.train */
 enum { N_Y, N_OUT_MEAN, N_OUT_INVSTD, N_MASK };                    /* its outputs */
-enum { Z_DZ, Z_SUM };                                              /* out of norm.dz */
+enum { Z_Y, Z_DY, Z_DY2 };                                         /* in of norm.dz */
+enum { Z_DZ, Z_SUM };                                              /* its outputs */
 enum { C_GRAM = 1, C_MEAN = 6 };                                   /* in of algbn.coef */
 
 /* The op that writes t, or −1. */
@@ -92,9 +93,7 @@ static bool matches(const dnr_graph *g, int i, int64_t rows, match *m)
                  .w = conv->in[1],
                  .c = dnri_desc(g, conv->in[0])->dim[3],
                  .rows = x->dim[0] * x->dim[1] * x->dim[2]};
-    if (m->conv.stride > 1 &&
-        rows > 0) /* never faster so far: dx has to be spread over all pixels */
-        return false;
+    rows *= m->conv.stride * m->conv.stride; /* there is more to save where it does not stride */
     return m->conv.kernel == 1 && m->conv.pad == 0 && x->dim[3] > m->c &&
            m->rows >= rows * x->dim[3] && find_readers(g, bwd->out[B_DX], m) && find_dz(g, bwd, m);
 }
@@ -166,17 +165,20 @@ typedef struct place {
     int at, first, end;
 } place;
 
-/* Puts the parts in their three places, where the device has them all. */
-static dnr_status put(dnr_graph *g, dnr_device *dev, const dnri_op *part, const place places[3],
-                      bool *done)
+/* The tensors made for parts that are not taken are of no program. */
+static bool supported(const dnr_graph *g, dnr_device *dev, const dnri_op *part, int n)
+{
+    for (int k = 0; k < n; k++)
+        if (part[k].def && !dnri_device_supports(dev, g, &part[k]))
+            return false;
+    return true;
+}
+
+/* Puts the parts in their three places. */
+static dnr_status put(dnr_graph *g, const dnri_op *part, const place places[3])
 {
     const int n = dnri_graph_ops(g);
     int left = 0;
-    *done = false;
-    for (int p = 0; p < 3; p++)
-        for (int k = places[p].first; k < places[p].end; k++)
-            if (part[k].def && !dnri_device_supports(dev, g, &part[k]))
-                return DNR_OK; /* the tensors made for the parts are of no program */
     dnri_op *ops = malloc((size_t)(n + PARTS) * sizeof *ops);
     if (!ops)
         return DNR_FAIL_NOMEM();
@@ -191,25 +193,62 @@ static dnr_status put(dnr_graph *g, dnr_device *dev, const dnri_op *part, const 
             ops[left++] = *dnri_graph_op_c(g, i);
     }
     dnri_graph_replace_ops(g, ops, left);
-    *done = true;
     return DNR_OK;
 }
 
+/* The only op that reads t, or NULL. */
+static dnri_op *reader(dnr_graph *g, dnr_tid t)
+{
+    dnri_op *found = NULL;
+    int reads = 0;
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        for (int k = 0; k < dnri_graph_op_c(g, i)->n_in; k++)
+            if (dnri_graph_op_c(g, i)->in[k] == t) {
+                found = dnri_graph_op(g, i);
+                reads++;
+            }
+    return reads == 1 && !dnri_graph_tensor(g, t)->keep ? found : NULL;
+}
+
+/* The gradient of a convolution of stride 2 goes to the norm.dz that adds it to another's as it is, not spread over the
+ * pixels it strides over; where the device has that. */
+static bool join_dz(dnr_graph *g, dnr_device *dev, const match *m, dnri_op part[PARTS])
+{
+    const dnr_tid spread = dnri_graph_op_c(g, m->dgrad)->out[0];
+    dnri_op *dz = m->conv.stride == 2 ? reader(g, spread) : NULL, now;
+    if (!dz || dz->def != &dnri_def_norm_dz || dz->in[Z_DY2] < 0)
+        return false;
+    now = *dz;
+    if (now.in[Z_DY] == spread)
+        now.in[Z_DY] = now.in[Z_DY2];
+    now.in[Z_DY2] = part[DGRAD].out[0];
+    if (!dnri_desc_equal(dnri_desc(g, now.in[Z_DY]), dnri_desc(g, now.out[Z_DZ])) ||
+        !dnri_device_supports(dev, g, &now))
+        return false;
+    *dz = now;
+    part[SPREAD].def = NULL;
+    return true;
+}
+
+/* Convolutions that stride come last: the ops that read their gradient, and that make dz, are those of others. */
 dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows)
 {
     DNR_TRY(dnri_graph_status(g));
     match m;
-    bool done;
-    for (int i = 0; i < dnri_graph_ops(g); i++) {
-        if (!matches(g, i, rows, &m))
-            continue;
-        dnri_op part[PARTS] = {{0}};
-        DNR_TRY(make_parts(g, &m, part));
-        DNR_TRY(put(
-            g, dev, part,
-            (place[]){{m.bwd, DZ, SUBSAMPLE}, {m.wgrad, SUBSAMPLE, DGRAD}, {m.dgrad, DGRAD, PARTS}},
-            &done));
-    }
+    for (int strided = 0; strided < 2; strided++)
+        for (int i = 0; i < dnri_graph_ops(g); i++) {
+            if (!matches(g, i, rows, &m) || (m.conv.stride > 1) != strided)
+                continue;
+            dnri_op part[PARTS] = {{0}};
+            DNR_TRY(make_parts(g, &m, part));
+            if (!supported(g, dev, part, PARTS) ||
+                (strided && !join_dz(g, dev, &m, part) && rows > 0))
+                continue;
+            DNR_TRY(put(g, part,
+                        (place[]){{m.bwd, DZ, SUBSAMPLE},
+                                  {m.wgrad, SUBSAMPLE, DGRAD},
+                                  {m.dgrad, DGRAD, PARTS}}));
+        }
     return DNR_OK;
 }
 
@@ -281,17 +320,18 @@ dnr_status dnri_fuse_algbn_forward(dnr_graph *g, dnr_device *dev)
 {
     DNR_TRY(dnri_graph_status(g));
     forward m;
-    bool first = true, done;
+    bool first = true;
     for (int i = 0; i < dnri_graph_ops(g); i++) {
         if (!matches_forward(g, i, &m))
             continue;
         dnri_op part[FORWARD_PARTS] = {{0}};
         DNR_TRY(make_forward(g, &m, first, part));
+        if (!supported(g, dev, part, FORWARD_PARTS))
+            continue;
         DNR_TRY(
-            put(g, dev, part,
-                (place[]){{m.conv, EVERY, STATS}, {m.norm, STATS, FORWARD_PARTS}, {m.gram, 0, 0}},
-                &done));
-        first &= !done;
+            put(g, part,
+                (place[]){{m.conv, EVERY, STATS}, {m.norm, STATS, FORWARD_PARTS}, {m.gram, 0, 0}}));
+        first = false;
     }
     return DNR_OK;
 }

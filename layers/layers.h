@@ -156,6 +156,7 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *
  * norm.dz     in {y or its mask?, dy, dy2?} out {dz, sum: master type [K]}
  *   dz = (dy + dy2) · [y > 0 where y is given];  sum = Σ dz. The mask is norm.train's. One of y and dy2 is given.
+ *   dy2 may be [n,⌈H/2⌉,⌈W/2⌉,K]: of the pixels of even h and w, 0 elsewhere, as behind a convolution of stride 2.
  * gram        in {a, b?} out {p: master type [Kb,1,1,C], sum?: master type [C]}
  *   p = bᵀ·a, b = a where absent;  sum = Σ a. Sums are good to fp32: a tensor core rounds towards zero as it
  *   adds, so it may add no more than 1,568 rows before what it has is added up by better means.

@@ -20,12 +20,18 @@ static bool device_has(rig *r)
 
 enum { SIGN_Y, SIGN_MASK, SIGN_NONE, SIGNS };
 
-/* c->kernel: where the sign comes from. */
+/* c->kernel: where the sign comes from; c->stride 2: dy2 is of every second pixel. */
+static dnr_desc dy2_of(const shape *c, dnr_dtype t)
+{
+    const int64_t s = c->stride;
+    return dnri_desc4(t, c->n, (c->h + s - 1) / s, (c->w + s - 1) / s, c->c);
+}
+
 static void build_dz(probe *p, const shape *c)
 {
     const dnr_desc d = dnri_desc4(probe_compute(p), c->n, c->h, c->w, c->c);
     dnr_tid in[] = {DNRI_NONE, probe_leaf(p, "dy", d, 1, c->shift),
-                    c->dy2 ? probe_leaf(p, "dy2", d, 1, 0.1) : DNRI_NONE};
+                    c->dy2 ? probe_leaf(p, "dy2", dy2_of(c, d.dtype), 1, 0.1) : DNRI_NONE};
     dnr_tid out[] = {DNRI_NONE, DNRI_NONE};
     if (c->kernel == SIGN_Y)
         in[0] = probe_leaf(p, "y", d, 1, 0);
@@ -50,7 +56,7 @@ static bool has_dz(const shape *c)
                           ? rig_leaf(&r, "y", dnri_desc4(DNR_U8, c->n, c->h, c->w, c->c / 8))
                           : rig_leaf(&r, "y", d);
     const dnr_tid in[] = {c->kernel == SIGN_NONE ? DNRI_NONE : y, rig_leaf(&r, "dy", d),
-                          c->dy2 ? rig_leaf(&r, "dy2", d) : DNRI_NONE};
+                          c->dy2 ? rig_leaf(&r, "dy2", dy2_of(c, d.dtype)) : DNRI_NONE};
     OK(dnri_emit(r.g, &dnri_def_norm_dz, "l", NULL, 0, 3, in, 2,
                  (dnr_tid[]){DNRI_NONE, DNRI_NONE}));
     const bool has = device_has(&r);
@@ -67,10 +73,11 @@ static void test_dz(void **state)
     };
     int bad = 0, tried = 0;
     for (size_t i = 0; i < COUNT(cases); i++)
-        for (int form = 0; form < 2 * SIGNS; form++) {
+        for (int form = 0; form < 3 * SIGNS; form++) {
             shape c = cases[i];
-            c.kernel = form / 2;
-            c.dy2 = form % 2;
+            c.kernel = form / 3;
+            c.dy2 = form % 3;
+            c.stride = form % 3 == 2 ? 2 : 1;
             if ((c.kernel == SIGN_NONE && !c.dy2) || !has_dz(&c))
                 continue;
             tried++;

@@ -8,15 +8,27 @@
 enum { P, GRAM, SUM_A, SUM_DZ, W, GAMMA, MEAN, INVSTD };
 enum { DW, DGAMMA, DBETA, WA, M_OUT, C_OUT };
 
+/* dy2 where dz is element i: of the same shape, or of every second pixel */
+static double dy2_at(const ref_step *s, int64_t i)
+{
+    const double *dy2 = s->at.in[2];
+    const int64_t *d = s->in[1].dim, *e = s->in[2].dim;
+    if (!dy2 || (d[1] == e[1] && d[2] == e[2]))
+        return dy2 ? dy2[i] : 0;
+    const int64_t k = i % d[3], w = i / d[3] % d[2], h = i / d[3] / d[2] % d[1],
+                  n = i / d[3] / d[2] / d[1];
+    return h % 2 || w % 2 ? 0 : dy2[((n * e[1] + h / 2) * e[2] + w / 2) * d[3] + k];
+}
+
 static void norm_dz(const ref_step *s)
 {
     const int64_t K = s->out[0].dim[3], n = dnri_count(&s->out[0]);
-    const double *dy = s->at.in[1], *dy2 = s->at.in[2];
+    const double *dy = s->at.in[1];
     double *dz = s->at.out[0], *sum = s->at.out[1];
     memset(sum, 0, dnri_bytes(&s->out[1]));
     for (int64_t i = 0; i < n; i++) {
         const bool passes = !s->at.in[0] || ref_positive(s->in[0].dtype, s->at.in[0], i);
-        dz[i] = passes ? dy[i] + (dy2 ? dy2[i] : 0) : 0;
+        dz[i] = passes ? dy[i] + dy2_at(s, i) : 0;
         sum[i % K] += dz[i];
     }
 }
