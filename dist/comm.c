@@ -196,7 +196,10 @@ void dnri_comm_advance(dnr_comm *c)
 
 dnr_status dnri_comm_check(dnr_comm *c)
 {
-    return dnri_comm_alone(c) ? DNR_OK : dnri_star_check(c->star);
+    if (dnri_comm_alone(c))
+        return DNR_OK;
+    DNR_TRY(dnri_star_check(c->star));
+    return c->on ? c->on->check(c->on_state) : DNR_OK;
 }
 
 const char *dnri_comm_host(const dnr_comm *c, int rank)

@@ -32,7 +32,7 @@ static dnr_status run_reduce(void *ctx)
 {
     reduce_step *s = ctx;
     DNR_TRY(s->c->ops->begin_sum(s->c, (dnri_sum)s->a.sum, s->data, s->a.count));
-    return s->a.wait ? run_wait(s) : DNR_OK;
+    return s->a.wait == 2 ? run_wait(s) : DNR_OK;
 }
 
 dnr_status dnri_host_lower(dnr_comm *c, const dnri_op *op, dnri_step *out)

@@ -14,8 +14,9 @@
 #include <unistd.h>
 
 #define MAGIC 0x646e7231u /* "dnr1" */
-#define GRACE_S                                                                                    \
-    0.5 /* for a rank that ended with an error: most likely this one has the same to say */
+/* For a rank that ended with an error: this one may have the same to say, and where it waits for others it hears of it at
+ * once. */
+#define GRACE_S 2.0
 
 enum { HELLO_CONTROL = 1, HELLO_DATA, WELCOME, REFUSED, BEAT, BYE, LOST };
 

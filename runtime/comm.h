@@ -34,6 +34,7 @@ typedef struct dnri_comm_device {
     dnr_status (*open)(dnr_comm *c, dnr_device *dev, void **state);
     /* Lowers a reduce or reduce.wait (reduce.h). */
     dnr_status (*lower)(void *state, dnr_device *dev, const dnri_op *op, dnri_step *out);
+    dnr_status (*check)(void *state); /* has a reduction failed? Never waits. */
     void (*close)(void *state);
 } dnri_comm_device;
 
@@ -76,7 +77,7 @@ void dnri_comm_stage(dnr_comm *c, double allow_s, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* It has come to the next point at which ranks meet. */
 void dnri_comm_advance(dnr_comm *c);
-/* DNR_OK, or who is lost. */
+/* DNR_OK, or who is lost, or what became of the reductions. Never waits. */
 dnr_status dnri_comm_check(dnr_comm *c);
 const char *dnri_comm_host(const dnr_comm *c, int rank);
 

@@ -16,6 +16,10 @@ dnr_status dnri_model_find(const char *name, dnri_model_fn *out);
 dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double smoothing,
                            double grad_scale);
 
+/* In layers/sync_norm.c: rewrites a training graph, after its gradient walk, so that batch norms work on the batches of all
+ * ranks. */
+dnr_status dnri_model_sync_norms(dnr_graph *g, int ranks);
+
 /* In layers/fuse.c: rewrites a training graph, after its gradient walk and before recomputation, into an equal
  * one with fewer passes over memory. */
 typedef struct dnri_fuse_opts {

@@ -16,7 +16,9 @@ typedef struct dnri_reduce_attr {
     int64_t offset, count;
     int64_t sum;    /* dnri_sum */
     int64_t bucket; /* its number; -1: no bucket of gradients */
-    int64_t wait;   /* returns when the sums are there, on the compute lane */
+    int64_t
+        wait; /* 0: on the comm lane. On the compute lane, which goes on with the sums: 1: with a later
+                       reduction's, 2: at once */
 } dnri_reduce_attr;
 extern const dnri_op_def dnri_def_reduce;
 /* reduce.wait: in {t}, out {t}: all sums begun so far are there. */

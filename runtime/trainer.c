@@ -52,6 +52,7 @@ static size_t bucket_bytes(const dnr_trainer *t)
 static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
 {
     const dnr_optim_opts *o = &t->o.optim;
+    bool sync = t->o.model.sync_bn && t->world > 1; /* its sums stand between what fusion joins */
     dnri_update_opts update = {.sums = t->o.accumulate > 1,
                                .last = last,
                                .reduced = last && t->comm,
@@ -64,10 +65,12 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
                                        .scaled = t->num.scaled}};
     DNR_TRY(dnri_graph_backward(g));
     DNR_TRY(dnri_model_fuse(g, t->dev,
-                            &(dnri_fuse_opts){.fusion = t->o.fusion,
+                            &(dnri_fuse_opts){.fusion = sync ? DNR_FUSION_OFF : t->o.fusion,
                                               .recompute = t->o.recompute,
                                               .timed = t->o.benchmark && !t->o.deterministic,
                                               .algbn_rows = t->extra.algbn_rows}));
+    if (sync)
+        DNR_TRY(dnri_model_sync_norms(g, t->world));
     DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));
     if (update.reduced) {
         dnri_reduce_opts reduce = {.bytes = bucket_bytes(t), .sums = update.sums};
@@ -352,6 +355,9 @@ static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
         DNR_TRY(dnri_comm_attach(t->comm, t->dev));
     DNR_TRY(t->dev->be->numerics(t->dev, &t->o.precision, &t->num));
     t->num.scaled = t->num.scaled || t->extra.scaled;
+    if (t->o.model.sync_bn && t->world > 1 && t->dev->be->queue)
+        return DNR_FAIL(DNR_EUSAGE, "set model.sync_bn = false, or device = cpu",
+                        "%s has no batch norm over several ranks yet", t->dev->name);
     t->params = dnri_params_new();
     if (!t->params)
         return DNR_FAIL_NOMEM();

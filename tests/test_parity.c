@@ -2,12 +2,12 @@
  *
  *     test_parity                          exact: the ref back end (fp64) against PyTorch in fp64
  *     test_parity DEVICE PRECISION [FUSION]   rounding: DEVICE against PyTorch's own error in that precision,
- *                                             at that level of fusion: off, d2, d3
+ *                                             at that level of fusion: off, d2
  *
  * Exact: loss, losses of the samples, logits, every gradient and running statistic of step 1, loss and
  * weights of step 5, and logits in evaluation mode after it, each within EXACT relative norm. Recomputed
  * gradients equal the plain ones bit for bit; resnet20 and 50 are also run without fusion, resnet50 with
- * algebraic batch norm (d2, d3) in every layer that may have it, whatever its size.
+ * algebraic batch norm in every layer that may have it, whatever its size (d2).
  *
  * Rounding: step 1 on five draws of weights and pictures. The truth is ref's, itself held to PyTorch's fp64
  * within EXACT. An error is ‖a − truth‖ / ‖truth‖: over the draws the root mean square of what forward
@@ -16,6 +16,7 @@
  * FACTOR times PyTorch's in the same precision, as golden/rounding_*.json has it. Recomputation changes no bit. */
 #include "../layers/layers.h"
 #include "../runtime/trainer.h"
+#include "parity_golden.h"
 #include "parity_numbers.h"
 
 #include <stdarg.h>
@@ -105,10 +106,8 @@ static dnr_trainer *start(const json_t *c, dnr_device *dev, dnr_precision p, int
     dnr_trainer *t;
     OK(dnri_trainer_create(dev, &o, &(dnri_trainer_extra){.keep = true, .algbn_rows = -1}, &t));
     bool bottleneck = dnri_params_find(t->params, "layer1.0.bn3.weight") >= 0;
-    const dnr_graph *g = dnri_plan_graph(t->program[DNRI_LAST].plan);
-    if (fusion >= DNR_FUSION_D2 && bottleneck)
-        assert_true(has_op(g, &dnri_def_algbn_dgrad) &&
-                    has_op(g, &dnri_def_algbn_join) == (fusion == DNR_FUSION_D3));
+    if (fusion == DNR_FUSION_D2 && bottleneck)
+        assert_true(has_op(dnri_plan_graph(t->program[DNRI_LAST].plan), &dnri_def_algbn_dgrad));
     for (int i = 0; i < dnri_params_count(t->params); i++) {
         const dnri_param *w = dnri_params_at(t->params, i);
         double *v = malloc((size_t)w->count * sizeof *v);
@@ -148,8 +147,6 @@ static double step(dnr_trainer *t, int draw)
     for (int i = 0; i < t->o.accumulate; i++)
         free(slots[i]);
     assert_int_equal(m.skipped, 0);
-    const dnr_graph *g = dnri_plan_graph(t->program[DNRI_LAST].plan);
-    assert_true((m.algbn_ratio > 0) == has_op(g, &dnri_def_algbn_stats));
     return m.loss;
 }
 
@@ -211,46 +208,6 @@ static double *read_tensor(dnr_trainer *t, const char *key, int64_t *n)
     return read_param(t, key, n);
 }
 
-static double norm(const double *a, int64_t n)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += a[i] * a[i];
-    return sqrt(sum);
-}
-
-static double error(const double *a, const double *b, int64_t n)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += (a[i] - b[i]) * (a[i] - b[i]);
-    return sqrt(sum) / norm(b, n);
-}
-
-/* Relative error against a stored tensor; for one kept as projections the larger of the norm's error and
- * what the projections estimate. */
-static double golden_error(const double *a, int64_t n, const json_t *golden)
-{
-    const json_t *list = json_object_get(golden, "values");
-    bool whole = list != NULL;
-    if (!whole)
-        list = json_object_get(golden, "proj");
-    int count = (int)json_array_size(list);
-    double want[128], got[128];
-    assert_in_range(count, 1, 128);
-    for (int i = 0; i < count; i++)
-        want[i] = json_number_value(json_array_get(list, (size_t)i));
-    if (whole) {
-        assert_int_equal(count, n);
-        return error(a, want, n);
-    }
-    double length = number(golden, "norm"), sum = 0;
-    parity_project(a, n, count, got);
-    for (int i = 0; i < count; i++)
-        sum += (got[i] - want[i]) * (got[i] - want[i]);
-    return fmax(sqrt(sum / count), fabs(norm(a, n) - length)) / length;
-}
-
 /* ---- exact */
 
 typedef struct worst {
@@ -310,7 +267,7 @@ static void check_recompute(const json_t *c, dnr_device *dev, dnr_precision p)
         step(t, draw);
         assert_true(dnri_plan_activations(t->program[DNRI_LAST].plan) <
                     dnri_plan_activations(plain->program[DNRI_LAST].plan) +
-                        (fusion >= DNR_FUSION_D2));
+                        (fusion == DNR_FUSION_D2));
         const char *key;
         json_t *golden, *all = json_object_get(c, "tensors");
         json_object_foreach(all, key, golden)
@@ -351,32 +308,22 @@ static void exact(void **state)
     dnr_trainer_destroy(t);
 }
 
-/* Step 1 at a level of fusion. */
-static void first_step_exact(const json_t *c, dnr_fusion level)
+/* Step 1 of the graph as the model and the gradient walk wrote it. */
+static void unfused_exact(void **state)
 {
+    const json_t *c = *state;
     worst w = {0};
-    fusion = level;
+    fusion = DNR_FUSION_OFF;
     dnr_trainer *t = start(c, ref, DNR_PRECISION_FP64, draw_of(c, 0), DNR_RECOMPUTE_NONE, true);
-    check_all(t, c, false, step(t, draw_of(c, 0)), &w);
     fusion = DNR_FUSION_AUTO;
+    check_all(t, c, false, step(t, draw_of(c, 0)), &w);
     dnr_trainer_destroy(t);
 }
 
-/* The graph as the model and the gradient walk wrote it. */
-static void unfused_exact(void **state)
-{
-    first_step_exact(*state, DNR_FUSION_OFF);
-}
-
+/* All of `exact` with algebraic batch norm. */
 static void algebraic_exact(void **state)
 {
-    first_step_exact(*state, DNR_FUSION_D2);
-}
-
-/* All of `exact` with algebraic batch norm in both directions. */
-static void algebraic_forward_exact(void **state)
-{
-    fusion = DNR_FUSION_D3;
+    fusion = DNR_FUSION_D2;
     exact(state);
     fusion = DNR_FUSION_AUTO;
 }
@@ -403,7 +350,7 @@ static int ascending(const void *a, const void *b)
 static double over_draws(row *r, size_t n)
 {
     if (strncmp(r->key, "grad/", 5))
-        return norm(r->draw, (int64_t)n) / sqrt((double)n);
+        return golden_norm(r->draw, (int64_t)n) / sqrt((double)n);
     qsort(r->draw, n, sizeof *r->draw, ascending);
     return r->draw[n / 2];
 }
@@ -485,7 +432,7 @@ static void round_case(void **state)
             double *a = read_tensor(t, key, &count), *b = read_tensor(truth, key, &count);
             rows[n].key = key;
             rows[n].theirs = json_number_value(theirs);
-            rows[n++].draw[d] = error(a, b, count);
+            rows[n++].draw[d] = golden_distance(a, b, count);
             free(a);
             free(b);
         }
@@ -551,14 +498,13 @@ int main(int argc, char **argv)
     }
     if (argc > 1) {
         if (argc > 4 || argc < 3 ||
-            (argc == 4 && strcmp(argv[3], "off") && strcmp(argv[3], "d2") &&
-             strcmp(argv[3], "d3"))) {
-            fprintf(stderr, "usage: test_parity [DEVICE PRECISION [off|d2|d3]]\n");
+            (argc == 4 && strcmp(argv[3], "off") && strcmp(argv[3], "d2"))) {
+            fprintf(stderr, "usage: test_parity [DEVICE PRECISION [off|d2]]\n");
             return 2;
         }
-        static const char *const levels[] = {"auto", "off", "d1", "d2", "d3"};
-        while (argc == 4 && strcmp(argv[3], levels[fusion]))
-            fusion++;
+        fusion = argc < 4                      ? DNR_FUSION_AUTO
+                 : strcmp(argv[3], "off") == 0 ? DNR_FUSION_OFF
+                                               : DNR_FUSION_D2;
         if (!open_device(argv[1], argv[2])) {
             json_decref(models);
             dnr_device_close(ref);
@@ -582,9 +528,6 @@ int main(int argc, char **argv)
             tests[n++] = (struct CMUnitTest){"… not fused", unfused_exact, NULL, NULL, c};
         if (plain && strcmp(name, "resnet50") == 0)
             tests[n++] = (struct CMUnitTest){"… algebraic", algebraic_exact, NULL, NULL, c};
-        if (plain && strcmp(name, "resnet50") == 0)
-            tests[n++] = (struct CMUnitTest){"… algebraic both ways", algebraic_forward_exact, NULL,
-                                             NULL, c};
         if (device || plain)
             tests[n++] = (struct CMUnitTest){
                 "… recomputed", device ? recompute_on_device : recompute_exact, NULL, NULL, c};

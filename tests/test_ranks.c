@@ -227,7 +227,7 @@ static void strike(int victim, int sig, const char *out, const char *more, doubl
     if (r.code[other] != 5)
         fail_msg("rank %d has code %d: %s", other, r.code[other], r.said[other]);
     ranks_say(&r, other, name);
-    ranks_say(&r, other, "step ");
+    ranks_say(&r, other, "it was at: ");
     ranks_free(&r);
     succeed(2, args);
     same_weights(out, "two");
@@ -314,8 +314,8 @@ static void goes_on_with_another_number_of_ranks(void **state)
     ranks r; /* 32 is no multiple of 3 */
     start(&r, 3, RUN HALF "train.epochs=41 --out more --resume auto", -1, "", NULL);
     ranks_end(&r, 60);
-    assert_int_equal(r.code[0], 2);
     ranks_say(&r, 0, "global batch of 32");
+    assert_int_equal(r.code[0], 2);
     ranks_say(&r, 0, "a number of ranks that divides 32");
     ranks_free(&r);
 }

@@ -104,6 +104,8 @@ dnr_status cmd_eval(int argc, char **argv, dnr_error *err)
     if (session_speaks(&s))
         print_result(&r, a.json);
 out:
+    if (st != DNR_OK && st != DNR_STOPPED)
+        screen_last_words(err); /* before others hear of it, and say it in their words */
     session_close(&s);
     ranks_close(&s, st == DNR_OK ? NULL : err);
     return st;

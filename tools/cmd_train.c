@@ -231,6 +231,8 @@ dnr_status cmd_train(int argc, char **argv, dnr_error *err)
     }
     st = train(&s, &a, &dir, &r, n_command, command, err);
 out:
+    if (st != DNR_OK && st != DNR_STOPPED)
+        screen_last_words(err); /* before others hear of it, and say it in their words */
     rundir_close(&dir);
     session_close(&s);
     resume_close(&r);

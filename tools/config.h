@@ -17,7 +17,7 @@ typedef struct cfg {
     struct {
         char name[CFG_TEXT];
         int64_t classes, stem;
-        bool zero_init_residual;
+        bool zero_init_residual, sync_bn;
     } model;
     struct {
         char train[CFG_TEXT], val[CFG_TEXT], class_map[CFG_TEXT], val_class_map[CFG_TEXT];

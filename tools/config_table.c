@@ -54,6 +54,12 @@ const cfg_key cfg_keys[] = {
          "Start the last batch norm of each residual block at zero (Goyal et al. 2017), so that "
          "every block starts as the identity."),
 
+    BOOL("model.sync_bn", model.sync_bn, "false",
+         "Of several ranks: batch norm over the batches of all ranks together, so that N ranks are "
+         "one with the N-fold batch; without it each has statistics of its own, as in PyTorch's "
+         "DDP. For small batches a rank: it makes ranks wait for each other in every layer. Not "
+         "on CUDA yet."),
+
     PATH("data.train", data.train,
          "Training pictures: a folder with one folder a class; a flat folder with "
          "`data.class_map`; tar shards (`train-{000000..000009}.tar`, or one file), where "

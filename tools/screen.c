@@ -7,6 +7,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+enum { TEAR_DOWN_S = 5 };
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool live;           /* a live line stands without a newline */
 static double shown = -1e9; /* when */
@@ -93,12 +95,21 @@ void screen_log(void *user, dnr_log_level level, const char *line)
 void screen_last_words(const dnr_error *e)
 {
     static atomic_flag said = ATOMIC_FLAG_INIT;
+    static _Atomic int status;
+    static _Thread_local bool mine;
     char text[sizeof *e + 64];
-    while (atomic_flag_test_and_set(&said))
-        pause();
+    if (mine)
+        return;
+    if (atomic_flag_test_and_set(&said)) {
+        sleep(TEAR_DOWN_S);
+        _exit(status ? status : (int)e->status);
+    }
+    mine = true;
+    status = (int)e->status;
     /* at once, and without the lock: another thread may hold it for ever */
     int n = snprintf(text, sizeof text, "%s%sdnnrun: %s (%s)\n  remedy: %s\n", live ? "\n" : "",
                      prefix, e->what, e->where, e->remedy);
+    live = false;
     if (write(STDERR_FILENO, text, (size_t)n) != n)
         return; /* there is nobody to tell */
 }

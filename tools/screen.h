@@ -15,7 +15,8 @@ bool screen_due(double now);
 void screen_end(void);
 /* Of several ranks, rank 0 speaks. The others only warn, behind "[rank K]"; with `all` they say everything so. */
 void screen_rank(int rank, int world, bool all);
-/* The message that ends the process, to stderr. What comes second is not said: that thread waits here for its end. */
+/* The message that ends the process, to stderr. Another thread may be about to say one, too: only the first is said, and
+ * the other thread waits here for the end, or after some seconds brings it about. */
 void screen_last_words(const dnr_error *e);
 /* For dnr_set_log: to stderr. */
 void screen_log(void *user, dnr_log_level level, const char *line);

@@ -12,7 +12,8 @@ enum { ROWS = 4 }; /* rows added together between two visits of the accumulators
 
 typedef struct norm {
     dnri_binding b;
-    int64_t m, c; /* rows, channels */
+    int64_t m, c;     /* rows, channels */
+    int64_t all_rows; /* of all ranks */
     bool bf16, relu, residual, dy2;
     int slices;
     double eps, momentum;
@@ -113,6 +114,42 @@ static dnr_status train_run(void *ctx)
         double sum, square;
         total(s, j, &sum, &square);
         double mu = sum / m, var = square / m - mu * mu;
+        var = var < 0 ? 0 : var; /* NaN passes */
+        mean[j] = (float)mu;
+        invstd[j] = (float)(1 / sqrt(var + s->eps));
+        running_mean[j] = (float)((1 - w) * (double)running_mean[j] + w * mu);
+        running_var[j] = (float)((1 - w) * (double)running_var[j] + w * var * unbiased);
+    }
+    set_factor(s, s->b.in[1], invstd);
+    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    return DNR_OK;
+}
+
+/* ---- over all ranks (sync_norm.c) */
+
+static dnr_status sums_run(void *ctx)
+{
+    norm *s = ctx;
+    float *sum = s->b.out[0], *sqsum = s->b.out[1];
+    dnri_slices(s->slices, s->m, moments_k[s->bf16], s);
+    for (int64_t j = 0; j < s->c; j++) {
+        double a, b;
+        total(s, j, &a, &b);
+        sum[j] = (float)a;
+        sqsum[j] = (float)b;
+    }
+    return DNR_OK;
+}
+
+static dnr_status sync_run(void *ctx)
+{
+    norm *s = ctx;
+    const float *sum = s->b.in[6], *sqsum = s->b.in[7];
+    float *mean = s->b.out[1], *invstd = s->b.out[2];
+    float *running_mean = s->b.in[4], *running_var = s->b.in[5];
+    double m = (double)s->all_rows, w = s->momentum, unbiased = m / (m - 1);
+    for (int64_t j = 0; j < s->c; j++) {
+        double mu = (double)sum[j] / m, var = (double)sqsum[j] / m - mu * mu;
         var = var < 0 ? 0 : var; /* NaN passes */
         mean[j] = (float)mu;
         invstd[j] = (float)(1 / sqrt(var + s->eps));
@@ -276,6 +313,38 @@ static dnr_status bwd_run(void *ctx)
     return DNR_OK;
 }
 
+/* ---- backward over all ranks (sync_norm.c) */
+
+static dnr_status bwd_sums_run(void *ctx)
+{
+    norm *s = ctx;
+    const float *invstd = s->b.in[7];
+    float *dgamma = s->b.out[0], *dbeta = s->b.out[1], *all_sum = s->b.out[2],
+          *all_dot = s->b.out[3];
+    dnri_slices(s->slices, s->m, bwd_sums_k[s->bf16], s);
+    for (int64_t j = 0; j < s->c; j++) {
+        double sum, dot;
+        total(s, j, &sum, &dot);
+        dbeta[j] = all_sum[j] = (float)sum;
+        dgamma[j] = all_dot[j] = (float)(dot * (double)invstd[j]);
+    }
+    return DNR_OK;
+}
+
+static dnr_status bwd_dx_run(void *ctx)
+{
+    norm *s = ctx;
+    const float *gamma = s->b.in[4], *invstd = s->b.in[6], *sum = s->b.in[7], *dot = s->b.in[8];
+    double m = (double)s->all_rows;
+    for (int64_t j = 0; j < s->c; j++) {
+        s->offset[j] = (float)((double)sum[j] / m);
+        s->slope[j] = (float)((double)dot[j] * (double)invstd[j] / m);
+    }
+    set_factor(s, gamma, invstd);
+    dnri_slices(s->slices, s->m, bwd_dx_k[s->bf16], s);
+    return DNR_OK;
+}
+
 /* ---- binding and lowering */
 
 static dnr_status bind_forward(void *ctx, const dnri_binding *b)
@@ -309,6 +378,33 @@ static dnr_status bind_backward(void *ctx, const dnri_binding *b)
     s->factor = (float *)((char *)b->workspace + sums_bytes(s));
     s->offset = s->factor + s->c;
     s->slope = s->offset + s->c;
+    return DNR_OK;
+}
+
+static dnr_status bind_sums(void *ctx, const dnri_binding *b)
+{
+    norm *s = ctx;
+    s->b = *b;
+    s->x = b->in[0];
+    s->sums = b->workspace;
+    return DNR_OK;
+}
+
+static dnr_status bind_bwd_sums(void *ctx, const dnri_binding *b)
+{
+    norm *s = ctx;
+    DNR_TRY(bind_backward(ctx, b));
+    s->dx = NULL;
+    s->dres = b->out[4];
+    return DNR_OK;
+}
+
+static dnr_status bind_bwd_dx(void *ctx, const dnri_binding *b)
+{
+    norm *s = ctx;
+    DNR_TRY(bind_backward(ctx, b));
+    s->mean = b->in[5];
+    s->dres = NULL;
     return DNR_OK;
 }
 
@@ -371,6 +467,48 @@ static dnr_status backward(dnr_device *dev, const dnr_graph *g, const dnri_op *o
     return DNR_OK;
 }
 
+static dnr_status sums(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                       const dnri_lower_opts *o, dnri_step *out)
+{
+    if (!make(dev, g, op, sums_run, 1, 0, out))
+        return DNR_EMEM;
+    out->bind = bind_sums;
+    return DNR_OK;
+}
+
+static dnr_status sync_norm(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                            const dnri_lower_opts *o, dnri_step *out)
+{
+    DNR_TRY(forward(dev, g, op, sync_run, 1, out));
+    norm *s = out->ctx;
+    s->all_rows = s->m * ((const dnri_norm_sync_attr *)op->attr)->ranks;
+    return DNR_OK;
+}
+
+static dnr_status backward_sums(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                                const dnri_lower_opts *o, dnri_step *out)
+{
+    norm *s = make(dev, g, op, bwd_sums_run, 1, 3, out);
+    if (!s)
+        return DNR_EMEM;
+    s->relu = ((const dnri_norm_bwd_attr *)op->attr)->relu;
+    out->bind = bind_bwd_sums;
+    return DNR_OK;
+}
+
+static dnr_status backward_dx(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
+{
+    const dnri_norm_dx_attr *a = (const dnri_norm_dx_attr *)op->attr;
+    norm *s = make(dev, g, op, bwd_dx_run, 1, 3, out);
+    if (!s)
+        return DNR_EMEM;
+    s->relu = a->relu;
+    s->all_rows = s->m * a->ranks;
+    out->bind = bind_bwd_dx;
+    return DNR_OK;
+}
+
 /* y itself is as near as a mask here. */
 static bool without_mask(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
@@ -381,4 +519,8 @@ const dnri_lowering dnri_cpu_norm[] = {{&dnri_def_norm_train, without_mask, trai
                                        {&dnri_def_norm_apply, NULL, apply},
                                        {&dnri_def_norm_eval, NULL, eval},
                                        {&dnri_def_norm_bwd, NULL, backward},
+                                       {&dnri_def_norm_sums, NULL, sums},
+                                       {&dnri_def_norm_sync, NULL, sync_norm},
+                                       {&dnri_def_norm_bwd_sums, NULL, backward_sums},
+                                       {&dnri_def_norm_bwd_dx, NULL, backward_dx},
                                        {0}};

@@ -56,9 +56,13 @@ static void normalise_by_batch(const ref_step *s)
 
 static void norm_train(const ref_step *s)
 {
+    const double *y = s->at.out[0];
+    unsigned char *mask = s->op.n_out > 3 ? s->at.out[3] : NULL;
     normalise_by_batch(s);
-    if (s->op.n_out > 3)
-        ref_mask(s->at.out[3], s->at.out[0], dnri_count(&s->in[X]));
+    for (int64_t i = 0; mask && i < dnri_count(&s->in[X]); i++) {
+        mask[i / 8] = i % 8 ? mask[i / 8] : 0;
+        mask[i / 8] |= (unsigned char)((y[i] > 0) << i % 8);
+    }
 }
 
 static void norm_apply(const ref_step *s)
@@ -77,12 +81,19 @@ static void norm_eval(const ref_step *s)
         normalise(s, c, mean[c], 1 / sqrt(var[c] + norm_attr(s)->eps));
 }
 
+/* Is y > 0? From y, or from the mask of y. */
+static bool positive(const ref_step *s, int64_t i)
+{
+    if (s->in[B_Y].dtype == DNR_U8)
+        return ((const unsigned char *)s->at.in[B_Y])[i / 8] >> i % 8 & 1;
+    return ((const double *)s->at.in[B_Y])[i] > 0;
+}
+
 /* (dy + dy2) · [y > 0 where relu] */
 static double dz_at(const ref_step *s, int64_t i)
 {
     const double *dy = s->at.in[B_DY], *dy2 = s->at.in[B_DY2];
-    if (((const dnri_norm_bwd_attr *)s->op.attr)->relu &&
-        !ref_positive(s->in[B_Y].dtype, s->at.in[B_Y], i))
+    if (((const dnri_norm_bwd_attr *)s->op.attr)->relu && !positive(s, i))
         return 0;
     return dy[i] + (dy2 ? dy2[i] : 0);
 }
@@ -115,6 +126,82 @@ static void norm_bwd(const ref_step *s)
     }
 }
 
+static void norm_sums(const ref_step *s)
+{
+    const int64_t C = s->in[0].dim[3], n = dnri_count(&s->in[0]);
+    const double *x = s->at.in[0];
+    double *sum = s->at.out[0], *sqsum = s->at.out[1];
+    for (int64_t c = 0; c < C; c++) {
+        sum[c] = sqsum[c] = 0;
+        for (int64_t i = c; i < n; i += C) {
+            sum[c] += x[i];
+            sqsum[c] += x[i] * x[i];
+        }
+    }
+}
+
+static void norm_sync(const ref_step *s)
+{
+    const dnri_norm_sync_attr *a = (const dnri_norm_sync_attr *)s->op.attr;
+    const int64_t C = s->in[X].dim[3];
+    const double M = (double)(dnri_count(&s->in[X]) / C * a->ranks), m = a->norm.momentum;
+    const double *sum = s->at.in[SUM], *sqsum = s->at.in[SQSUM];
+    double *running_mean = s->at.in[MEAN], *running_var = s->at.in[VAR];
+    double *mean = s->at.out[1], *invstd = s->at.out[2];
+    for (int64_t c = 0; c < C; c++) {
+        mean[c] = sum[c] / M;
+        const double var = fmax(0, sqsum[c] / M - mean[c] * mean[c]);
+        invstd[c] = 1 / sqrt(var + a->norm.eps);
+        running_mean[c] = (1 - m) * running_mean[c] + m * mean[c];
+        running_var[c] = (1 - m) * running_var[c] + m * var * M / (M - 1);
+        normalise(s, c, mean[c], invstd[c]);
+    }
+}
+
+static void norm_bwd_sums(const ref_step *s)
+{
+    const dnri_norm_bwd_attr *a = (const dnri_norm_bwd_attr *)s->op.attr;
+    const int64_t C = s->in[B_X].dim[3], n = dnri_count(&s->in[B_X]);
+    const double *x = s->at.in[B_X], *dy = s->at.in[B_DY], *dy2 = s->at.in[B_DY2];
+    const double *mean = s->at.in[B_MEAN], *invstd = s->at.in[B_INVSTD];
+    double *dgamma = s->at.out[0], *dbeta = s->at.out[1];
+    double *sum = s->at.out[2], *dot = s->at.out[3], *dresidual = s->at.out[4];
+    for (int64_t c = 0; c < C; c++) {
+        sum[c] = dot[c] = 0;
+        for (int64_t i = c; i < n; i += C) {
+            double dz = dy[i] + (dy2 ? dy2[i] : 0);
+            if (a->relu && !positive(s, i))
+                dz = 0;
+            if (dresidual)
+                dresidual[i] = dz;
+            sum[c] += dz;
+            dot[c] += dz * (x[i] - mean[c]) * invstd[c];
+        }
+        dbeta[c] = sum[c];
+        dgamma[c] = dot[c];
+    }
+}
+
+static void norm_bwd_dx(const ref_step *s)
+{
+    enum { D_GAMMA = 4, D_MEAN, D_INVSTD, D_SUM, D_DOT };
+    const dnri_norm_dx_attr *a = (const dnri_norm_dx_attr *)s->op.attr;
+    const int64_t C = s->in[0].dim[3], n = dnri_count(&s->in[0]);
+    const double M = (double)(n / C * a->ranks);
+    const double *x = s->at.in[0], *dy = s->at.in[2], *dy2 = s->at.in[3];
+    const double *gamma = s->at.in[D_GAMMA], *mean = s->at.in[D_MEAN];
+    const double *invstd = s->at.in[D_INVSTD], *sum = s->at.in[D_SUM], *dot = s->at.in[D_DOT];
+    double *dx = s->at.out[0];
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t c = i % C;
+        const double xhat = (x[i] - mean[c]) * invstd[c];
+        double dz = dy[i] + (dy2 ? dy2[i] : 0);
+        if (a->relu && !positive(s, i))
+            dz = 0;
+        dx[i] = gamma[c] * invstd[c] * (dz - sum[c] / M - xhat * dot[c] / M);
+    }
+}
+
 static void relu(const ref_step *s)
 {
     const double *x = s->at.in[0];
@@ -136,6 +223,10 @@ const ref_row ref_norm_rows[] = {
     {&dnri_def_norm_apply, norm_apply},
     {&dnri_def_norm_eval, norm_eval},
     {&dnri_def_norm_bwd, norm_bwd},
+    {&dnri_def_norm_sums, norm_sums},
+    {&dnri_def_norm_sync, norm_sync},
+    {&dnri_def_norm_bwd_sums, norm_bwd_sums},
+    {&dnri_def_norm_bwd_dx, norm_bwd_dx},
     {&dnri_def_relu, relu},
     {&dnri_def_relu_bwd, relu_bwd},
     {NULL, NULL},

@@ -103,13 +103,37 @@ if(DNR_HAVE_CUDA)
 endif()
 dnr_report("CUDA back end" "${DNR_HAVE_CUDA}" "CUDA ${CUDAToolkit_VERSION}, cuDNN at ${DNR_CUDNN_LIBRARY}" "${remedy}")
 
-# ---- several ranks: over TCP, which needs no library
-foreach(name MPI NCCL)
-    if(DNR_${name} STREQUAL "ON")
-        message(FATAL_ERROR "DNR_${name}=ON: ranks sum over TCP; ${name} is not used yet. Leave it out")
+# ---- several ranks: over TCP without any library; on GPUs NCCL 2.19 or later. A name tells nothing: a program is linked.
+include(CheckCSourceCompiles)
+set(found OFF)
+if(DNR_HAVE_CUDA AND NOT DNR_NCCL STREQUAL "OFF")
+    find_path(DNR_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV NCCL_ROOT PATH_SUFFIXES include)
+    find_library(DNR_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR} ENV NCCL_ROOT PATH_SUFFIXES lib lib64)
+    if(DNR_NCCL_INCLUDE AND DNR_NCCL_LIBRARY)
+        set(CMAKE_REQUIRED_INCLUDES ${DNR_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+        set(CMAKE_REQUIRED_LIBRARIES ${DNR_NCCL_LIBRARY})
+        check_c_source_compiles("#include <nccl.h>
+            #if NCCL_VERSION_CODE < 21900
+            #error too old
+            #endif
+            int main(void) { int v; return ncclGetVersion(&v) != ncclSuccess || !ncclGetLastError; }" DNR_NCCL_LINKS)
+        unset(CMAKE_REQUIRED_INCLUDES)
+        unset(CMAKE_REQUIRED_LIBRARIES)
+        set(found ${DNR_NCCL_LINKS})
     endif()
-    dnr_report("${name}" OFF "" "not used: ranks sum over TCP")
-endforeach()
+endif()
+set(remedy "install NCCL 2.19 or later beside the CUDA toolkit, or let $NCCL_ROOT name its folder (only for several GPUs)")
+dnr_wanted(DNR_NCCL "${found}" DNR_HAVE_NCCL "${remedy}")
+if(DNR_HAVE_NCCL)
+    add_library(dnr_nccl INTERFACE)
+    target_include_directories(dnr_nccl SYSTEM INTERFACE ${DNR_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+    target_link_libraries(dnr_nccl INTERFACE ${DNR_NCCL_LIBRARY} CUDA::cudart_static)
+endif()
+dnr_report("NCCL" "${DNR_HAVE_NCCL}" "several GPUs, ${DNR_NCCL_LIBRARY}" "${remedy}")
+if(DNR_MPI STREQUAL "ON")
+    message(FATAL_ERROR "DNR_MPI=ON: ranks sum over TCP or NCCL; MPI is not used yet. Leave it out")
+endif()
+dnr_report("MPI" OFF "" "not used: mpirun starts ranks, which meet over TCP")
 
 function(dnr_summary)
     message(STATUS "dnnrun ${PROJECT_VERSION} is built with:\n${DNR_SUMMARY}")

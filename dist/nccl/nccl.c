@@ -1,0 +1,232 @@
+/* nccl.c: the module dnnrun-nccl.so: sums over ranks in GPU memory, on the comm lane, by NCCL. It starts over the host's
+ * communicator, which carries NCCL's id and watches who is lost. */
+#include "../../runtime/comm.h"
+#include "../../runtime/reduce.h"
+#include "../../runtime/status.h"
+
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct nccl {
+    dnr_comm *c;
+    dnr_device *dev;
+    int index; /* of the GPU */
+    ncclComm_t comm;
+} nccl;
+
+static dnr_status fail(ncclResult_t r, const nccl *n, const char *doing)
+{
+    const char *detail = n && n->comm ? ncclGetLastError(n->comm) : ncclGetLastError(NULL);
+    return DNR_FAIL(
+        r == ncclRemoteError || r == ncclSystemError ? DNR_EPEER : DNR_EDEVICE,
+        "set NCCL_DEBUG=WARN to see more; NCCL_SOCKET_IFNAME names the interface to use",
+        "NCCL: %s: %s%s%.200s", doing, ncclGetErrorString(r), detail && *detail ? ": " : "",
+        detail ? detail : "");
+}
+
+/* ---- opening: NCCL waits for the other ranks without end, so a thread does that, which may be left behind */
+
+typedef struct start {
+    int world, rank, index;
+    ncclUniqueId id;
+    ncclComm_t comm;
+    ncclResult_t result;
+    pthread_mutex_t lock;
+    pthread_cond_t event;
+    bool done;
+} start;
+
+static void *start_main(void *arg)
+{
+    start *s = arg;
+    ncclComm_t comm = NULL;
+    ncclResult_t r = cudaSetDevice(s->index) == cudaSuccess
+                         ? ncclCommInitRank(&comm, s->world, s->id, s->rank)
+                         : ncclUnhandledCudaError;
+    pthread_mutex_lock(&s->lock);
+    s->comm = comm;
+    s->result = r;
+    s->done = true;
+    pthread_cond_signal(&s->event);
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* Waits for the thread, at most the communicator's timeout, or until a rank is lost. */
+static dnr_status await(nccl *n, start *s)
+{
+    struct timespec begun, now, end;
+    dnr_status st = DNR_OK;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    pthread_mutex_lock(&s->lock);
+    while (!s->done && st == DNR_OK) {
+        clock_gettime(CLOCK_REALTIME, &end);
+        end.tv_nsec += 100000000;
+        end.tv_sec += end.tv_nsec / 1000000000;
+        end.tv_nsec %= 1000000000;
+        (void)pthread_cond_timedwait(&s->event, &s->lock, &end);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        st = dnri_comm_check(n->c);
+        if (st == DNR_OK && !s->done && (double)(now.tv_sec - begun.tv_sec) > n->c->timeout_s)
+            st = DNR_FAIL(
+                DNR_EPEER,
+                "set NCCL_DEBUG=INFO to see what it waits for; NCCL_SOCKET_IFNAME names the "
+                "interface to use; see that a firewall lets ranks connect",
+                "NCCL did not connect the %d ranks within %g s", n->c->world, n->c->timeout_s);
+    }
+    if (st == DNR_OK && s->result != ncclSuccess)
+        st = fail(s->result, NULL, "connecting the ranks");
+    n->comm = s->comm;
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static dnr_status connect_ranks(nccl *n)
+{
+    start *s = calloc(1, sizeof *s); /* the thread's, should it be left behind */
+    pthread_t thread;
+    if (!s)
+        return DNR_FAIL_NOMEM();
+    s->world = n->c->world;
+    s->rank = n->c->rank;
+    s->index = n->index;
+    ncclResult_t r = n->c->rank == 0 ? ncclGetUniqueId(&s->id) : ncclSuccess;
+    if (r != ncclSuccess) {
+        free(s);
+        return fail(r, NULL, "asking for an id");
+    }
+    dnr_status st = dnri_comm_broadcast(n->c, "sharing NCCL's id", &s->id, sizeof s->id);
+    if (st != DNR_OK) {
+        free(s);
+        return st;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->event, NULL);
+    int error = pthread_create(&thread, NULL, start_main, s);
+    if (error) {
+        free(s);
+        return DNR_FAIL(DNR_EFAIL, "raise ulimit -u", "cannot start a thread: %s", strerror(error));
+    }
+    st = await(n, s);
+    if (!s->done) {
+        pthread_detach(thread);
+        return st;
+    }
+    pthread_join(thread, NULL);
+    pthread_cond_destroy(&s->event);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+    return st;
+}
+
+static dnr_status nccl_open(dnr_comm *c, dnr_device *dev, void **state)
+{
+    int version = 0;
+    *state = NULL;
+    nccl *n = calloc(1, sizeof *n);
+    if (!n)
+        return DNR_FAIL_NOMEM();
+    n->c = c;
+    n->dev = dev;
+    n->index = (int)strtol(strchr(dev->name, ':') ? strchr(dev->name, ':') + 1 : "0", NULL, 10);
+    dnr_status st = connect_ranks(n);
+    if (st != DNR_OK) {
+        free(n);
+        return st;
+    }
+    (void)ncclGetVersion(&version);
+    size_t at = strlen(c->about);
+    snprintf(c->about + at, sizeof c->about - at, "; NCCL %d.%d.%d sums on the GPU",
+             version / 10000, version / 100 % 100, version % 100);
+    *state = n;
+    return DNR_OK;
+}
+
+/* NCCL's own threads notice what the star cannot: a broken link between GPUs. */
+static dnr_status nccl_check(void *state)
+{
+    nccl *n = state;
+    ncclResult_t later = ncclSuccess, r = ncclCommGetAsyncError(n->comm, &later);
+    r = r == ncclSuccess ? later : r;
+    return r == ncclSuccess || r == ncclInProgress ? DNR_OK : fail(r, n, "a sum over ranks");
+}
+
+/* A communicator is not taken down under work that will never end: the process ends instead. */
+static void nccl_close(void *state)
+{
+    nccl *n = state;
+    if (dnri_comm_check(n->c) == DNR_OK && cudaSetDevice(n->index) == cudaSuccess)
+        (void)ncclCommDestroy(n->comm);
+    free(n);
+}
+
+/* ---- steps */
+
+typedef struct reduce_step {
+    nccl *n;
+    dnri_reduce_attr a;
+    ncclDataType_t type;
+    char *data;
+} reduce_step;
+
+static dnr_status bind(void *ctx, const dnri_binding *b)
+{
+    reduce_step *s = ctx;
+    s->data = (char *)b->in[0] + s->a.offset;
+    return DNR_OK;
+}
+
+static dnr_status run_reduce(void *ctx)
+{
+    const reduce_step *s = ctx;
+    dnr_device *dev = s->n->dev;
+    dnr_lane lane = s->a.wait ? DNRI_COMPUTE : DNRI_COMM;
+    if (lane == DNRI_COMM)
+        DNR_TRY(dev->be->fence(dev, DNRI_COMPUTE, DNRI_COMM));
+    ncclResult_t r = ncclAllReduce(s->data, s->data, (size_t)s->a.count, s->type, ncclSum,
+                                   s->n->comm, dev->be->queue(dev, lane));
+    return r == ncclSuccess ? DNR_OK : fail(r, s->n, "beginning a sum over ranks");
+}
+
+static dnr_status run_wait(void *ctx)
+{
+    dnr_device *dev = ((const reduce_step *)ctx)->n->dev;
+    return dev->be->fence(dev, DNRI_COMM, DNRI_COMPUTE);
+}
+
+static dnr_status nccl_lower(void *state, dnr_device *dev, const dnri_op *op, dnri_step *out)
+{
+    static const ncclDataType_t types[] = {
+        [DNRI_SUM_F32] = ncclFloat32, [DNRI_SUM_F64] = ncclFloat64, [DNRI_SUM_I64] = ncclInt64};
+    bool wait = op->def == &dnri_def_reduce_wait;
+    reduce_step *s = calloc(1, sizeof *s);
+    if (!s)
+        return DNR_FAIL_NOMEM();
+    s->n = state;
+    if (!wait)
+        memcpy(&s->a, op->attr, sizeof s->a);
+    s->type = types[s->a.sum];
+    *out = (dnri_step){.bind = bind,
+                       .run = wait ? run_wait : run_reduce,
+                       .drop = free,
+                       .ctx = s,
+                       .launches = wait ? 0 : 1,
+                       .lane = wait || s->a.wait ? DNRI_COMPUTE : DNRI_COMM};
+    snprintf(out->impl, sizeof out->impl, "nccl");
+    return DNR_OK;
+}
+
+extern const dnri_comm_device dnri_comm_nccl;
+const dnri_comm_device dnri_comm_nccl = {
+    .abi = DNRI_BACKEND_ABI,
+    .name = "NCCL",
+    .open = nccl_open,
+    .lower = nccl_lower,
+    .check = nccl_check,
+    .close = nccl_close,
+};
