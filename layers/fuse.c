@@ -13,7 +13,7 @@ enum { MASK = 3 };                                /* its output */
 
 /* Rows of x for each of its channels from which algebraic batch norm pays: its small products grow with the channels
  * alone. */
-#define ALGBN_ROWS 4
+#define ALGBN_ROWS 16
 
 typedef struct use {
     int count; /* reads of a tensor in the whole list */
@@ -144,7 +144,7 @@ dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *
     DNR_TRY(dnri_fuse_statistics(g, dev));
     if (o->recompute == DNR_RECOMPUTE_NONE)
         DNR_TRY(dnri_fuse_masks(g, dev));
-    if (o->fusion == DNR_FUSION_D2)
+    if (o->fusion == DNR_FUSION_D2 || o->fusion == DNR_FUSION_D3)
         DNR_TRY(dnri_fuse_algbn(g, dev, o->algbn_rows ? o->algbn_rows : ALGBN_ROWS));
-    return DNR_OK;
+    return o->fusion == DNR_FUSION_D3 ? dnri_fuse_algbn_forward(g, dev) : DNR_OK;
 }

@@ -39,9 +39,15 @@ dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev);
 
 /* Algebraic batch norm (layers.h): behind a 1×1 convolution without padding that widens, norm.bwd, conv.wgrad and
  * conv.dgrad become norm.dz, gram, algbn.coef and algbn.dgrad, where the device has them and x has at least `rows`
- * rows for each of its channels. Then nothing in backward reads x. Where the convolution strides, `a` is every
- * stride-th pixel, taken again in backward. A norm without ReLU shares dz with the one behind it, whose residual it
+ * rows for each of its channels. Then nothing in backward reads x. Where the convolution strides, it needs
+ * stride² as many rows, and its gradient must join a norm.dz without zeros between (stride 2); `a` is every stride-th
+ * pixel, taken again in backward. `rows` of 0 or less: any number of rows, any stride. A norm without ReLU shares dz with the one behind it, whose residual it
  * was. Comes after the other rewrites, before recomputation. */
 dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows);
+
+/* After it, in the same layers: conv.fprop (or conv.stats) and norm.train become gram, algbn.stats, algbn.fold and
+ * algbn.join, where the device has them and nothing else reads what lies between. The Gram matrix is kept for
+ * backward. */
+dnr_status dnri_fuse_algbn_forward(dnr_graph *g, dnr_device *dev);
 
 #endif

@@ -1,4 +1,4 @@
-/* fuse_algbn.c: the backward pass of a convolution and its batch norm without the tensor between them. */
+/* fuse_algbn.c: a convolution and its batch norm without the tensor between them, in backward or altogether. */
 #include "fuse.h"
 
 #include "../runtime/backend.h"
@@ -8,16 +8,28 @@
 
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD }; /* in of norm.bwd */
 enum { B_DX, B_DGAMMA, B_DBETA, B_DRESIDUAL };                     /* its outputs */
-enum { Z_DZ, Z_SUM };                                              /* out of norm.dz */
+enum { N_X, N_GAMMA, N_BETA, N_RESIDUAL, N_MEAN, N_VAR };          /* in of norm.train */
+enum { N_Y, N_OUT_MEAN, N_OUT_INVSTD, N_MASK };                    /* its outputs */
+enum { Z_Y, Z_DY, Z_DY2 };                                         /* in of norm.dz */
+enum { Z_DZ, Z_SUM };                                              /* its outputs */
+enum { C_GRAM = 1, C_MEAN = 6 };                                   /* in of algbn.coef */
 
-/* The op that writes t, or NULL. */
-static const dnri_op *writer(const dnr_graph *g, dnr_tid t)
+/* The op that writes t, or −1. */
+static int writer(const dnr_graph *g, dnr_tid t)
 {
     for (int i = 0; i < dnri_graph_ops(g); i++)
         for (int k = 0; k < dnri_graph_op_c(g, i)->n_out; k++)
             if (dnri_graph_op_c(g, i)->out[k] == t)
-                return dnri_graph_op_c(g, i);
-    return NULL;
+                return i;
+    return -1;
+}
+
+/* The convolution that writes t, or −1. */
+static int conv_of(const dnr_graph *g, dnr_tid t)
+{
+    const int i = writer(g, t);
+    const dnri_op_def *def = i < 0 ? NULL : dnri_graph_op_c(g, i)->def;
+    return def == &dnri_def_conv || def == &dnri_def_conv_stats ? i : -1;
 }
 
 /* The three ops, by position, and what they speak of. */
@@ -59,9 +71,9 @@ static bool find_dz(const dnr_graph *g, const dnri_op *bwd, match *m)
         m->dz = DNRI_NONE;
         return true;
     }
-    const dnri_op *maker = writer(g, m->dz);
-    if (maker && maker->def == &dnri_def_norm_dz && maker->out[Z_DZ] == m->dz)
-        m->sum_dz = maker->out[Z_SUM];
+    const int i = writer(g, m->dz);
+    if (i >= 0 && dnri_graph_op_c(g, i)->def == &dnri_def_norm_dz)
+        m->sum_dz = dnri_graph_op_c(g, i)->out[Z_SUM];
     return m->sum_dz >= 0;
 }
 
@@ -70,9 +82,10 @@ static bool matches(const dnr_graph *g, int i, int64_t rows, match *m)
     const dnri_op *bwd = dnri_graph_op_c(g, i);
     if (bwd->def != &dnri_def_norm_bwd)
         return false;
-    const dnri_op *conv = writer(g, bwd->in[B_X]);
-    if (!conv || (conv->def != &dnri_def_conv && conv->def != &dnri_def_conv_stats))
+    const int at = conv_of(g, bwd->in[B_X]);
+    if (at < 0)
         return false;
+    const dnri_op *conv = dnri_graph_op_c(g, at);
     const dnr_desc *x = dnri_desc(g, bwd->in[B_X]);
     *m = (match){.bwd = i,
                  .conv = *(const dnri_conv_attr *)conv->attr,
@@ -80,6 +93,7 @@ static bool matches(const dnr_graph *g, int i, int64_t rows, match *m)
                  .w = conv->in[1],
                  .c = dnri_desc(g, conv->in[0])->dim[3],
                  .rows = x->dim[0] * x->dim[1] * x->dim[2]};
+    rows *= m->conv.stride * m->conv.stride; /* there is more to save where it does not stride */
     return m->conv.kernel == 1 && m->conv.pad == 0 && x->dim[3] > m->c &&
            m->rows >= rows * x->dim[3] && find_readers(g, bwd->out[B_DX], m) && find_dz(g, bwd, m);
 }
@@ -87,12 +101,13 @@ static bool matches(const dnr_graph *g, int i, int64_t rows, match *m)
 /* What takes their place: DZ norm.bwd's; SUBSAMPLE to COEF conv.wgrad's; DGRAD and SPREAD conv.dgrad's. */
 enum { DZ, SUBSAMPLE, GRAM, PRODUCT, COEF, DGRAD, SPREAD, PARTS };
 
-/* Makes part `which` after the pattern of `like`, and its outputs. */
-static dnr_status make(dnr_graph *g, dnri_op part[PARTS], int which, const dnri_op *like,
-                       const dnri_op_def *def, const void *attr, size_t size, int n_in,
-                       const dnr_tid *in, int n_out, const dnr_tid *out)
+static const dnr_tid none[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
+
+/* Makes an op after the pattern of `like`, and its outputs. */
+static dnr_status make(dnr_graph *g, dnri_op *op, const dnri_op *like, const dnri_op_def *def,
+                       const void *attr, size_t size, int n_in, const dnr_tid *in, int n_out,
+                       const dnr_tid *out)
 {
-    dnri_op *op = &part[which];
     *op = *like;
     op->def = def;
     op->n_in = n_in;
@@ -114,38 +129,53 @@ static dnr_status make_parts(dnr_graph *g, const match *m, dnri_op part[PARTS])
     const dnri_shortcut_attr every = {(int32_t)m->c, m->conv.stride, m->conv.h, m->conv.w, m->c};
     const dnri_algbn_attr attr = {m->rows};
     const bool strided = m->conv.stride > 1;
-    const dnr_tid none[6] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
     dnr_tid a = m->a, dz = m->dz, sum_dz = m->sum_dz;
     if (dz < 0) {
         const bool residual = ((const dnri_norm_bwd_attr *)bwd->attr)->residual;
-        DNR_TRY(make(g, part, DZ, bwd, &dnri_def_norm_dz, NULL, 0, 3, bwd->in + B_Y, 2,
+        DNR_TRY(make(g, &part[DZ], bwd, &dnri_def_norm_dz, NULL, 0, 3, bwd->in + B_Y, 2,
                      (dnr_tid[]){residual ? bwd->out[B_DRESIDUAL] : DNRI_NONE, DNRI_NONE}));
         dz = part[DZ].out[Z_DZ];
         sum_dz = part[DZ].out[Z_SUM];
     }
     if (strided) {
-        DNR_TRY(make(g, part, SUBSAMPLE, wgrad, &dnri_def_shortcut, &every, sizeof every, 1, &a, 1,
+        DNR_TRY(make(g, &part[SUBSAMPLE], wgrad, &dnri_def_shortcut, &every, sizeof every, 1, &a, 1,
                      none));
         a = part[SUBSAMPLE].out[0];
     }
+    DNR_TRY(make(g, &part[GRAM], wgrad, &dnri_def_gram, NULL, 0, 2, (dnr_tid[]){a, DNRI_NONE}, 2,
+                 none));
     DNR_TRY(
-        make(g, part, GRAM, wgrad, &dnri_def_gram, NULL, 0, 2, (dnr_tid[]){a, DNRI_NONE}, 2, none));
-    DNR_TRY(make(g, part, PRODUCT, wgrad, &dnri_def_gram, NULL, 0, 2, (dnr_tid[]){a, dz}, 1, none));
+        make(g, &part[PRODUCT], wgrad, &dnri_def_gram, NULL, 0, 2, (dnr_tid[]){a, dz}, 1, none));
     const dnr_tid in[] = {part[PRODUCT].out[0], part[GRAM].out[0], part[GRAM].out[1], sum_dz, m->w,
                           bwd->in[B_GAMMA],     bwd->in[B_MEAN],   bwd->in[B_INVSTD]};
     const dnr_tid out[] = {wgrad->out[0], bwd->out[B_DGAMMA], bwd->out[B_DBETA],
                            DNRI_NONE,     DNRI_NONE,          DNRI_NONE};
-    DNR_TRY(make(g, part, COEF, wgrad, &dnri_def_algbn_coef, &attr, sizeof attr, 8, in, 6, out));
+    DNR_TRY(make(g, &part[COEF], wgrad, &dnri_def_algbn_coef, &attr, sizeof attr, 8, in, 6, out));
     const dnr_tid *coef = part[COEF].out;
-    DNR_TRY(make(g, part, DGRAD, dgrad, &dnri_def_algbn_dgrad, NULL, 0, 5,
+    DNR_TRY(make(g, &part[DGRAD], dgrad, &dnri_def_algbn_dgrad, NULL, 0, 5,
                  (dnr_tid[]){dz, a, coef[3], coef[4], coef[5]}, 1, strided ? none : dgrad->out));
     if (!strided)
         return DNR_OK;
-    return make(g, part, SPREAD, dgrad, &dnri_def_shortcut_bwd, &every, sizeof every, 1,
+    return make(g, &part[SPREAD], dgrad, &dnri_def_shortcut_bwd, &every, sizeof every, 1,
                 part[DGRAD].out, 1, dgrad->out);
 }
 
-static dnr_status put(dnr_graph *g, const match *m, const dnri_op part[PARTS])
+/* Parts from `first` to `end`, those that are there, take the place of op `at`. */
+typedef struct place {
+    int at, first, end;
+} place;
+
+/* The tensors made for parts that are not taken are of no program. */
+static bool supported(const dnr_graph *g, dnr_device *dev, const dnri_op *part, int n)
+{
+    for (int k = 0; k < n; k++)
+        if (part[k].def && !dnri_device_supports(dev, g, &part[k]))
+            return false;
+    return true;
+}
+
+/* Puts the parts in their three places. */
+static dnr_status put(dnr_graph *g, const dnri_op *part, const place places[3])
 {
     const int n = dnri_graph_ops(g);
     int left = 0;
@@ -153,34 +183,155 @@ static dnr_status put(dnr_graph *g, const match *m, const dnri_op part[PARTS])
     if (!ops)
         return DNR_FAIL_NOMEM();
     for (int i = 0; i < n; i++) {
-        const bool replaced = i == m->bwd || i == m->wgrad || i == m->dgrad;
-        const int first = i == m->bwd ? DZ : i == m->wgrad ? SUBSAMPLE : DGRAD;
-        const int end = i == m->bwd ? SUBSAMPLE : i == m->wgrad ? DGRAD : PARTS;
-        for (int k = first; replaced && k < end; k++)
+        const place *at = NULL;
+        for (int p = 0; p < 3; p++)
+            at = places[p].at == i ? &places[p] : at;
+        for (int k = at ? at->first : 0; at && k < at->end; k++)
             if (part[k].def)
                 ops[left++] = part[k];
-        if (!replaced)
+        if (!at)
             ops[left++] = *dnri_graph_op_c(g, i);
     }
     dnri_graph_replace_ops(g, ops, left);
     return DNR_OK;
 }
 
+/* The only op that reads t, or NULL. */
+static dnri_op *reader(dnr_graph *g, dnr_tid t)
+{
+    dnri_op *found = NULL;
+    int reads = 0;
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        for (int k = 0; k < dnri_graph_op_c(g, i)->n_in; k++)
+            if (dnri_graph_op_c(g, i)->in[k] == t) {
+                found = dnri_graph_op(g, i);
+                reads++;
+            }
+    return reads == 1 && !dnri_graph_tensor(g, t)->keep ? found : NULL;
+}
+
+/* The gradient of a convolution of stride 2 goes to the norm.dz that adds it to another's as it is, not spread over the
+ * pixels it strides over; where the device has that. */
+static bool join_dz(dnr_graph *g, dnr_device *dev, const match *m, dnri_op part[PARTS])
+{
+    const dnr_tid spread = dnri_graph_op_c(g, m->dgrad)->out[0];
+    dnri_op *dz = m->conv.stride == 2 ? reader(g, spread) : NULL, now;
+    if (!dz || dz->def != &dnri_def_norm_dz || dz->in[Z_DY2] < 0)
+        return false;
+    now = *dz;
+    if (now.in[Z_DY] == spread)
+        now.in[Z_DY] = now.in[Z_DY2];
+    now.in[Z_DY2] = part[DGRAD].out[0];
+    if (!dnri_desc_equal(dnri_desc(g, now.in[Z_DY]), dnri_desc(g, now.out[Z_DZ])) ||
+        !dnri_device_supports(dev, g, &now))
+        return false;
+    *dz = now;
+    part[SPREAD].def = NULL;
+    return true;
+}
+
+/* Convolutions that stride come last: the ops that read their gradient, and that make dz, are those of others. */
 dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows)
 {
     DNR_TRY(dnri_graph_status(g));
     match m;
+    for (int strided = 0; strided < 2; strided++)
+        for (int i = 0; i < dnri_graph_ops(g); i++) {
+            if (!matches(g, i, rows, &m) || (m.conv.stride > 1) != strided)
+                continue;
+            dnri_op part[PARTS] = {{0}};
+            DNR_TRY(make_parts(g, &m, part));
+            if (!supported(g, dev, part, PARTS) ||
+                (strided && !join_dz(g, dev, &m, part) && rows > 0))
+                continue;
+            DNR_TRY(put(g, part,
+                        (place[]){{m.bwd, DZ, SUBSAMPLE},
+                                  {m.wgrad, SUBSAMPLE, DGRAD},
+                                  {m.dgrad, DGRAD, PARTS}}));
+        }
+    return DNR_OK;
+}
+
+/* ---- forward */
+
+/* The convolution, its norm, and the Gram matrix that backward makes of what the convolution reads. */
+typedef struct forward {
+    int conv, norm, gram;
+} forward;
+
+static bool matches_forward(const dnr_graph *g, int i, forward *m)
+{
+    const dnri_op *norm = dnri_graph_op_c(g, i);
+    if (norm->def != &dnri_def_norm_train)
+        return false;
+    const dnr_tid x = norm->in[N_X];
+    int reads = 0;
+    *m = (forward){.conv = conv_of(g, x), .norm = i, .gram = -1};
+    for (int k = 0; k < dnri_graph_ops(g); k++) {
+        const dnri_op *op = dnri_graph_op_c(g, k);
+        for (int j = 0; j < op->n_in; j++)
+            reads += op->in[j] == x;
+        if (op->def == &dnri_def_algbn_coef && op->in[C_MEAN] == norm->out[N_OUT_MEAN])
+            m->gram = writer(g, op->in[C_GRAM]);
+    }
+    return m->conv >= 0 && m->gram >= 0 && reads == 1 && !dnri_graph_tensor(g, x)->keep;
+}
+
+/* EVERY and SQUARE take the convolution's place, the rest the norm's. */
+enum { EVERY, SQUARE, STATS, FOLD, JOIN, FORWARD_PARTS };
+
+static dnr_status make_forward(dnr_graph *g, const forward *m, bool first,
+                               dnri_op part[FORWARD_PARTS])
+{
+    const dnri_op *conv = dnri_graph_op_c(g, m->conv), *norm = dnri_graph_op_c(g, m->norm),
+                  *gram = dnri_graph_op_c(g, m->gram);
+    const dnri_conv_attr *c = (const dnri_conv_attr *)conv->attr;
+    const dnri_norm_attr *n = (const dnri_norm_attr *)norm->attr;
+    const dnr_desc x = *dnri_desc(g, norm->in[N_X]), d = *dnri_desc(g, conv->in[0]);
+    const dnri_shortcut_attr every = {(int32_t)d.dim[3], c->stride, c->h, c->w, d.dim[3]};
+    const dnri_algbn_attr attr = {x.dim[0] * x.dim[1] * x.dim[2]};
+    const dnri_algbn_stats_attr stats = {attr.rows, n->eps, n->momentum, first};
+    const dnri_algbn_join_attr join = {n->relu};
+    const dnr_tid w = conv->in[1], header = dnri_slab_tensor(g, DNRI_HEADER),
+                  state = dnri_slab_tensor(g, DNRI_STATE);
+    dnr_tid a = conv->in[0];
+    if (c->stride > 1) {
+        DNR_TRY(
+            make(g, &part[EVERY], conv, &dnri_def_shortcut, &every, sizeof every, 1, &a, 1, none));
+        a = part[EVERY].out[0];
+    }
+    DNR_TRY(make(g, &part[SQUARE], conv, &dnri_def_gram, NULL, 0, 2, (dnr_tid[]){a, DNRI_NONE}, 2,
+                 gram->out));
+    const dnr_tid sum_a = gram->out[1], mean = norm->out[N_OUT_MEAN],
+                  invstd = norm->out[N_OUT_INVSTD];
+    DNR_TRY(make(g, &part[STATS], norm, &dnri_def_algbn_stats, &stats, sizeof stats, 7,
+                 (dnr_tid[]){gram->out[0], sum_a, a, w, norm->in[N_MEAN], norm->in[N_VAR], header},
+                 3, (dnr_tid[]){mean, invstd, state}));
+    DNR_TRY(make(g, &part[FOLD], norm, &dnri_def_algbn_fold, &attr, sizeof attr, 5,
+                 (dnr_tid[]){w, sum_a, norm->in[N_GAMMA], norm->in[N_BETA], invstd}, 2, none));
+    const dnr_tid *fold = part[FOLD].out;
+    const bool mask = norm->n_out > N_MASK;
+    return make(g, &part[JOIN], norm, &dnri_def_algbn_join, &join, sizeof join, 4,
+                (dnr_tid[]){a, fold[0], fold[1], norm->in[N_RESIDUAL]}, mask ? 2 : 1,
+                (dnr_tid[]){norm->out[N_Y], mask ? norm->out[N_MASK] : DNRI_NONE});
+}
+
+dnr_status dnri_fuse_algbn_forward(dnr_graph *g, dnr_device *dev)
+{
+    DNR_TRY(dnri_graph_status(g));
+    forward m;
+    bool first = true;
     for (int i = 0; i < dnri_graph_ops(g); i++) {
-        if (!matches(g, i, rows, &m))
+        if (!matches_forward(g, i, &m))
             continue;
-        dnri_op part[PARTS] = {{0}};
-        DNR_TRY(make_parts(g, &m,
-                           part)); /* new tensors of parts that are not taken are of no program */
-        bool all = true;
-        for (int k = 0; k < PARTS; k++)
-            all &= !part[k].def || dnri_device_supports(dev, g, &part[k]);
-        if (all)
-            DNR_TRY(put(g, &m, part));
+        dnri_op part[FORWARD_PARTS] = {{0}};
+        DNR_TRY(make_forward(g, &m, first, part));
+        if (!supported(g, dev, part, FORWARD_PARTS))
+            continue;
+        DNR_TRY(
+            put(g, part,
+                (place[]){{m.conv, EVERY, STATS}, {m.norm, STATS, FORWARD_PARTS}, {m.gram, 0, 0}}));
+        first = false;
     }
     return DNR_OK;
 }

@@ -175,6 +175,7 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *
  * norm.dz     in {y or its mask?, dy, dy2?} out {dz, sum: master type [K]}
  *   dz = (dy + dy2) · [y > 0 where y is given];  sum = Σ dz. The mask is norm.train's. One of y and dy2 is given.
+ *   dy2 may be [n,⌈H/2⌉,⌈W/2⌉,K]: of the pixels of even h and w, 0 elsewhere, as behind a convolution of stride 2.
  * gram        in {a, b?} out {p: master type [Kb,1,1,C], sum?: master type [C]}
  *   p = bᵀ·a, b = a where absent;  sum = Σ a. Sums are good to fp32: a tensor core rounds towards zero as it
  *   adds, so it may add no more than 1,568 rows before what it has is added up by better means.
@@ -187,11 +188,39 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *   c_j = −(Σ_k sum_dz_k wa_kj + Σ_i sum_a_i m_ij)/M of these rounded ones, so that Σ da = 0 as it should be; in
  *   two halves of the compute type, c[j] = round(c_j) and c[C + j] = round(c_j − c[j]): 16 bits would not do, the
  *   same error in all rows adds up.
- * algbn.dgrad in {dz, a, wa, m, c} out {da}:  da = dz·wa + a·m + c[0..C) + c[C..2C) */
+ * algbn.dgrad in {dz, a, wa, m, c} out {da}:  da = dz·wa + a·m + c[0..C) + c[C..2C)
+ *
+ * The same for the forward pass, which then does not write x either: statistics from the Gram matrix, the norm folded
+ * into the weights of these statistics, and one product to y. algbn.coef reads the same Gram matrix.
+ *
+ * algbn.stats in {gram = aᵀa, sum_a, a, w, running_mean, running_var, HEADER} out {mean, invstd, STATE}; attr
+ *   norm.train's statistics of x = a·wᵀ, running ones too:
+ *   mean_k = w_k·sum_a/M;  var_k = max(0, w_k·gram·w_kᵀ/M − mean_k²), which is good to (1 + r²)·e where sums are good
+ *   to e, r = |mean|·invstd: where that r exceeds DNRI_ALGBN_GUARD, var_k is taken from a instead,
+ *   var_k = Σ (w_k·(a − sum_a/M))²/M. NaN takes that way too.
+ *   state.algbn_ratio ← the largest r, state.algbn_exact ← how many channels took the long way, of all such ops since
+ *   the one with attr.first and header.first.
+ * algbn.fold  in {w, sum_a, gamma, beta, invstd} out {wf [K,1,1,C], shift: master type [K]}; attr
+ *   wf_kc = gamma_k · invstd_k · w_kc, rounded;  shift_k = beta_k − Σ_c wf_kc·sum_a_c/M of the rounded ones, so that
+ *   the mean of what follows is beta
+ * algbn.join  in {a, wf, shift, residual?} out {y, mask?}; attr: dnri_algbn_join_attr
+ *   y = act(a·wfᵀ + shift + residual), act = ReLU or identity; mask as norm.train's */
 typedef struct dnri_algbn_attr {
     int64_t rows; /* M */
 } dnri_algbn_attr;
+/* r to which sums good to 1e-5, as a Gram matrix has them, leave invstd good to some 1e-3, as good as what the rounding
+ * of x to 16 bits leaves. */
+#define DNRI_ALGBN_GUARD 18
+typedef struct dnri_algbn_stats_attr {
+    int64_t rows; /* M */
+    double eps, momentum;
+    bool first; /* of its program */
+} dnri_algbn_stats_attr;
+typedef struct dnri_algbn_join_attr {
+    bool relu;
+} dnri_algbn_join_attr;
 extern const dnri_op_def dnri_def_norm_dz, dnri_def_gram, dnri_def_algbn_coef, dnri_def_algbn_dgrad;
+extern const dnri_op_def dnri_def_algbn_stats, dnri_def_algbn_fold, dnri_def_algbn_join;
 
 /* ---- dense.c: fully connected, x [n,1,1,C] → y [n,1,1,K] = x·wᵀ + b. "NAME.weight" [K,1,1,C],
  * "NAME.bias"; both are read in the compute type. */

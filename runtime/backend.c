@@ -195,8 +195,8 @@ dnr_status dnri_wait(dnr_device *dev, int mark, double timeout_s, const char *wh
         if (waited > timeout_s)
             return DNR_FAIL(DNR_EPEER, "look at the device's state (nvidia-smi), then run again",
                             "%s: %s did not finish within %.0f s", dev->name, what, timeout_s);
-        /* short at first: small steps take less than a sleep */
-        if (waited > 100e-6)
+        /* none at first: a small step, or the forward pass of a picture, takes no longer than a sleep */
+        if (waited > 1e-3)
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
 }

@@ -323,6 +323,8 @@ typedef enum dnr_fusion {
                       one pass, and norms with a residual leave a mask for their gradient */
     DNR_FUSION_D2, /* D1, and algebraic batch norm: the gradients of 1x1 convolutions that widen and of the norm
                       behind them come without the tensor between the two, which is then not kept */
+    DNR_FUSION_D3, /* D2, and the forward pass of these layers does not write that tensor either, where the device
+                      can do without */
 } dnr_fusion;
 
 typedef struct dnr_trainer_opts {
@@ -369,6 +371,10 @@ typedef struct dnr_metrics {
     int64_t skipped;   /* steps skipped for overflow, so far */
     double grad_norm;  /* before clipping; 0 where clipping is off */
     bool stop; /* a rank asked to stop (dnr_trainer_ask_stop): all learn it at the same step */
+    /* DNR_FUSION_D3, else 0: the largest |mean|/std of the channels whose statistics come from a Gram matrix, and how
+     * many of them are beyond what that can tell, so that they were taken from the activations */
+    double algbn_ratio;
+    int64_t algbn_exact;
 } dnr_metrics;
 
 typedef struct dnr_eval_result {

@@ -70,6 +70,7 @@ struct dnri_op_def {
      * be written over that input where it dies, by a back end that can (dnri_step.in_place). */
     unsigned takes[DNRI_MAX_OUT];
     bool cheap;   /* bound by memory: DNR_RECOMPUTE_CHEAP may clone it */
+    bool small;   /* what it makes is small beside what it reads: kept, never made again */
     unsigned spare; /* bit k: output k of a clone may be absent, where nothing reads it */
     bool is_loss; /* the gradient walk starts here */
 };

@@ -66,7 +66,7 @@ static bool is_large(const dnri_tensor *t)
     return t->home == DNRI_ARENA && !t->keep && dim[0] * dim[1] * dim[2] > 1;
 }
 
-/* Kept are: what an op outside the segment reads, what is read after the program, and vectors (statistics
+/* Kept are: what an op outside the segment reads, what is read after the program, what small ops make, and vectors (statistics
  * of a norm), which cost little to keep and a pass over x to remake. */
 static void find_homes(recompute *r)
 {
@@ -79,7 +79,7 @@ static void find_homes(recompute *r)
             if (op->out[k] < 0)
                 continue;
             const dnri_tensor *t = dnri_graph_tensor(g, op->out[k]);
-            if (is_large(t))
+            if (is_large(t) && !op->def->small)
                 r->home[op->out[k]] = segment_of(r, op);
         }
     }

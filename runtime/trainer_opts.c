@@ -87,7 +87,7 @@ static dnr_status check(const dnr_trainer_opts *o)
           "train.label_smoothing is %g", o->label_smoothing);
     CHECK(o->ema >= 0 && o->ema < 1, "use a number in 0…1, for example 0.9999; 0 is off",
           "train.ema is %g", o->ema);
-    CHECK(o->fusion >= DNR_FUSION_AUTO && o->fusion <= DNR_FUSION_D2, "use one of enum dnr_fusion",
+    CHECK(o->fusion >= DNR_FUSION_AUTO && o->fusion <= DNR_FUSION_D3, "use one of enum dnr_fusion",
           "there is no level of fusion %d", (int)o->fusion);
     CHECK(o->recompute >= DNR_RECOMPUTE_NONE && o->recompute <= DNR_RECOMPUTE_AUTO,
           "use one of enum dnr_recompute", "there is no mode of recomputation %d",

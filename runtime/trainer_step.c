@@ -59,27 +59,41 @@ static dnr_status run_program(dnr_trainer *t, feeding what)
     return DNR_OK;
 }
 
-/* Enqueues one batch; returns when its slot may be used again. */
-static dnr_status feed(dnr_trainer *t, feeding what, void *slot, double lr, bool first)
+static size_t slot_bytes(const dnr_trainer *t, feeding what)
+{
+    const dnr_trainer_opts *o = &t->o;
+    return what >= FEED_EVAL ? dnri_slot_bytes(o->eval_batch, o->eval_image, o->eval_image)
+                             : dnri_slot_bytes(o->batch, o->image, o->image);
+}
+
+/* Enqueues the copy of one batch and its run. Where the copy is on a lane of its own, MARK_COPY tells its end. */
+static dnr_status enqueue(dnr_trainer *t, feeding what, dnr_lane lane, void *slot, double lr,
+                          bool first)
 {
     dnr_device *dev = t->dev;
     const dnri_backend *be = dev->be;
-    const dnr_trainer_opts *o = &t->o;
     int k = (int)(t->fed & 1);
-    size_t bytes = what >= FEED_EVAL ? dnri_slot_bytes(o->eval_batch, o->eval_image, o->eval_image)
-                                     : dnri_slot_bytes(o->batch, o->image, o->image);
 
     if (t->fed >= 2)
         DNR_TRY(wait_for(t, MARK_RUN + k, "the batch before the last"));
     *(dnri_header *)slot = (dnri_header){.lr = lr, .first = first, .stop = t->ask_stop};
-    DNR_TRY(be->copy(dev, DNRI_COPY, t->staging[k], slot, bytes));
-    DNR_TRY(be->mark(dev, DNRI_COPY, MARK_COPY));
-    DNR_TRY(be->fence(dev, DNRI_COPY, DNRI_COMPUTE));
+    DNR_TRY(be->copy(dev, lane, t->staging[k], slot, slot_bytes(t, what)));
+    if (lane != DNRI_COMPUTE) {
+        DNR_TRY(be->mark(dev, lane, MARK_COPY));
+        DNR_TRY(be->fence(dev, lane, DNRI_COMPUTE));
+    }
     DNR_TRY(be->copy(dev, DNRI_COMPUTE, dnri_store_ptr(t->store, DNRI_CELL, -1),
                      &t->pinned->cell[k], sizeof(void *)));
     DNR_TRY(run_program(t, what));
     DNR_TRY(be->mark(dev, DNRI_COMPUTE, MARK_RUN + k));
     t->fed++;
+    return DNR_OK;
+}
+
+/* Enqueues one batch; returns when its slot may be used again. */
+static dnr_status feed(dnr_trainer *t, feeding what, void *slot, double lr, bool first)
+{
+    DNR_TRY(enqueue(t, what, DNRI_COPY, slot, lr, first));
     return wait_for(t, MARK_COPY, "the copy of a batch to the device");
 }
 
@@ -116,7 +130,9 @@ static dnr_status describe(dnr_trainer *t, int64_t n, dnr_metrics *out)
                          .loss_scale = (double)s->loss_scale,
                          .skipped = s->skipped,
                          .grad_norm = t->o.optim.clip_norm > 0 ? sqrt(s->grad_sqsum) : 0,
-                         .stop = t->pinned->header[r].stop > 0};
+                         .stop = t->pinned->header[r].stop > 0,
+                         .algbn_ratio = (double)s->algbn_ratio,
+                         .algbn_exact = s->algbn_exact};
     return DNR_OK;
 }
 
@@ -326,9 +342,10 @@ dnr_status dnr_trainer_predict(dnr_trainer *t, const dnr_batch *b, float *logits
     DNR_TRY(check_batch(b, t->o.eval_batch, t->o.eval_image));
     if (logits && !t->logits)
         DNR_TRY(be->alloc_host(t->dev, dnri_bytes(d), &t->logits));
-    DNR_TRY(feed(t, FEED_PREDICT, b->slot, 0, true));
     if (!logits)
-        return DNR_OK;
+        return feed(t, FEED_PREDICT, b->slot, 0, true);
+    /* nothing to overlap the copy with: in one lane it takes the fewest steps */
+    DNR_TRY(enqueue(t, FEED_PREDICT, DNRI_COMPUTE, b->slot, 0, true));
     DNR_TRY(be->copy(t->dev, DNRI_COMPUTE, t->logits, dnri_plan_address(p->plan, p->logits),
                      dnri_bytes(d)));
     DNR_TRY(be->mark(t->dev, DNRI_COMPUTE, MARK_EVAL));

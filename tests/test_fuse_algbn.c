@@ -200,25 +200,38 @@ static const net nets[] = {
 };
 #define N_NETS (int)(sizeof nets / sizeof nets[0])
 
+/* A network at one level of fusion against what it gives without any. */
+static void compare(const net *t, int index, dnr_fusion level, const double *plain, int64_t n)
+{
+    built b;
+    int64_t m;
+    const char *name = "";
+    build(&b, t, &(dnri_fuse_opts){.fusion = level, .algbn_rows = ANY_SIZE});
+    const int layers = rig_count_ops(b.r.g, &dnri_def_algbn_dgrad);
+    assert_true(layers > 0);
+    assert_int_equal(rig_count_ops(b.r.g, &dnri_def_algbn_join),
+                     level == DNR_FUSION_D3 ? layers : 0);
+    double *fused = run(&b, t, &m);
+    assert_int_equal(n, m);
+    const double error = worst_error(&b.r, fused, plain, &name);
+    print_message("network %d, %s: %d layers algebraic; the largest error is %.1e, of %s\n", index,
+                  level == DNR_FUSION_D3 ? "d3" : "d2", layers, error, name);
+    assert_true(error > 0 && error < 1e-9);
+    free(fused);
+    rig_close(&b.r);
+}
+
 static void test_equal(void **state)
 {
     for (int i = 0; i < N_NETS; i++) {
-        int64_t n, m;
-        built plain, fused;
-        const char *name = "";
-        build(&plain, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_OFF});
-        build(&fused, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_D2, .algbn_rows = ANY_SIZE});
-        assert_true(rig_count_ops(fused.r.g, &dnri_def_algbn_dgrad) > 0);
-        double *a = run(&plain, &nets[i], &n), *b = run(&fused, &nets[i], &m);
-        assert_int_equal(n, m);
-        const double error = worst_error(&fused.r, b, a, &name);
-        print_message("network %d: %d layers algebraic; the largest error is %.1e, of %s\n", i,
-                      rig_count_ops(fused.r.g, &dnri_def_algbn_dgrad), error, name);
-        assert_true(error > 0 && error < 1e-9);
-        free(a);
-        free(b);
-        rig_close(&plain.r);
-        rig_close(&fused.r);
+        int64_t n;
+        built b;
+        build(&b, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_OFF});
+        double *plain = run(&b, &nets[i], &n);
+        rig_close(&b.r);
+        compare(&nets[i], i, DNR_FUSION_D2, plain, n);
+        compare(&nets[i], i, DNR_FUSION_D3, plain, n);
+        free(plain);
     }
 }
 
@@ -227,18 +240,21 @@ static void test_recompute(void **state)
 {
     static const dnr_recompute modes[] = {DNR_RECOMPUTE_CHEAP, DNR_RECOMPUTE_BLOCK,
                                           DNR_RECOMPUTE_STAGE};
-    for (int i = 0; i < N_NETS; i++) {
-        net t = nets[i];
+    for (int i = 0; i < 2 * N_NETS; i++) {
+        dnri_fuse_opts o = {.fusion = i % 2 ? DNR_FUSION_D3 : DNR_FUSION_D2,
+                            .algbn_rows = ANY_SIZE};
+        net t = nets[i / 2];
+        if (t.model && o.fusion == DNR_FUSION_D2)
+            continue; /* d3 has all of its ops */
         t.h = t.w = t.model ? 32 : t.w;
         int64_t n, m;
         built kept;
-        build(&kept, &t, &(dnri_fuse_opts){.fusion = DNR_FUSION_D2, .algbn_rows = ANY_SIZE});
+        build(&kept, &t, &o);
         double *a = run(&kept, &t, &n);
         for (int k = 0; k < (t.model ? 1 : 3); k++) {
             built remade;
-            build(&remade, &t,
-                  &(dnri_fuse_opts){
-                      .fusion = DNR_FUSION_D2, .recompute = modes[k], .algbn_rows = ANY_SIZE});
+            o.recompute = modes[k];
+            build(&remade, &t, &o);
             double *b = run(&remade, &t, &m);
             assert_int_equal(n, m);
             assert_memory_equal(a, b, (size_t)n * sizeof *a);
@@ -276,87 +292,133 @@ static void test_kept(void **state)
 {
     const net t = {.model = "resnet50", .n = 2, .h = 64, .w = 64};
     for (int recompute = DNR_RECOMPUTE_NONE; recompute <= DNR_RECOMPUTE_CHEAP; recompute++) {
-        for (int d2 = 0; d2 < 2; d2++) {
+        for (int level = DNR_FUSION_D1; level <= DNR_FUSION_D3; level++) {
+            const bool d2 = level >= DNR_FUSION_D2, d3 = level == DNR_FUSION_D3;
             built b;
             int layers, late;
             build(&b, &t,
-                  &(dnri_fuse_opts){.fusion = d2 ? DNR_FUSION_D2 : DNR_FUSION_D1,
+                  &(dnri_fuse_opts){.fusion = (dnr_fusion)level,
                                     .recompute = (dnr_recompute)recompute,
                                     .algbn_rows = ANY_SIZE});
             late = read_late(b.r.g, &layers);
-            assert_int_equal(layers, 16);
+            assert_int_equal(layers, d3 ? 0 : 16);
             if (d2 || recompute == DNR_RECOMPUTE_NONE || recompute == DNR_RECOMPUTE_CHEAP)
                 assert_int_equal(late, d2 ? 0 : 16);
             /* 16 ends of blocks and 4 projections, three of which stride */
             assert_int_equal(rig_count_ops(b.r.g, &dnri_def_algbn_dgrad), d2 ? 20 : 0);
             assert_int_equal(rig_count_ops(b.r.g, &dnri_def_norm_dz), d2 ? 16 : 0);
-            assert_int_equal(rig_count_ops(b.r.g, &dnri_def_shortcut_bwd), d2 ? 3 : 0);
+            if (recompute == DNR_RECOMPUTE_NONE)
+                assert_int_equal(rig_count_ops(b.r.g, &dnri_def_shortcut), d2 ? d3 ? 6 : 3 : 0);
+            if (recompute != DNR_RECOMPUTE_STAGE) /* small products are never made again */
+                assert_int_equal(rig_count_ops(b.r.g, &dnri_def_gram), d2 ? 40 : 0);
+            /* their gradients join norm.dz as they are */
+            assert_int_equal(rig_count_ops(b.r.g, &dnri_def_shortcut_bwd), 0);
+            assert_int_equal(rig_count_ops(b.r.g, &dnri_def_algbn_stats), d3 ? 20 : 0);
             rig_close(&b.r);
         }
     }
 }
 
-/* ---- memory at full size: a device that plans in fp16 and runs nothing */
+/* ---- statistics from a Gram matrix */
 
-static bool plans_all(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+enum { STATS_C = 8, STATS_K = 16 };
+
+typedef struct statistics {
+    double mean[STATS_K], invstd[STATS_K], running_mean[STATS_K], running_var[STATS_K];
+} statistics;
+
+/* Of x = a·wᵀ, by two ops of one program, for `a` of these means; from x itself where `plain`. The second op's a
+ * comes first. */
+static dnri_state statistics_of(const double shift[2], bool plain, bool first, statistics out[2])
 {
-    return true;
-}
-
-static dnr_status lower_nothing(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                                const dnri_lower_opts *o, dnri_step *out)
-{
-    *out = (dnri_step){.lane = DNRI_COMPUTE, .launches = 1};
-    return DNR_OK;
-}
-
-static const dnri_backend paper = {
-    .abi = DNRI_BACKEND_ABI, .name = "paper", .supports = plans_all, .lower = lower_nothing};
-
-/* GiB at the peak of ResNet-50's training program, batch 256. */
-static double planned(dnr_fusion fusion, dnr_recompute recompute)
-{
-    dnr_device dev = {.be = &paper, .name = "paper"};
-    const dnri_lower_opts o = {.workspace_cap = (size_t)1 << 30};
-    const dnri_numerics num = {.compute = DNR_F16, .master = DNR_F32, .scaled = true};
-    const dnr_model_opts opts = {.name = "resnet50", .classes = 1000};
-    const dnri_ingest_attr in = {.n = 256, .h = 224, .w = 224, .scale = {1, 1, 1}};
-    const dnri_update_opts update = {.last = true, .sgd = {.scaled = true}};
-    const dnri_fuse_opts fuse = {.fusion = fusion, .recompute = recompute, .timed = true};
-    dnri_params *params = dnri_params_new();
-    dnr_graph *g = dnri_graph_new(params, &num, true);
-    dnri_model_fn model;
-    dnri_plan *plan;
-    dnr_tid x, labels;
-    OK(dnri_model_find("resnet50", &model));
-    OK(dnri_ingest(g, &in, &x, &labels));
-    OK(dnri_model_loss(g, model(g, x, &opts), labels, 0.1, 1.0 / 256));
-    OK(dnri_graph_backward(g));
-    OK(dnri_model_fuse(g, &dev, &fuse));
-    OK(dnri_rewrite_recompute(g, recompute));
-    OK(dnri_emit_update(g, &update));
-    OK(dnri_plan_build(g, &dev, "last", &o, &plan));
-    const double gib = (double)dnri_plan_activations(plan) / 0x1p30;
-    dnri_plan_free(plan);
-    dnri_params_free(params);
-    return gib;
-}
-
-static void test_full_size(void **state)
-{
-    static const char *const names[] = {"none", "stage", "block", "cheap"};
-    double gib[2][DNR_RECOMPUTE_CHEAP + 1];
-    for (int mode = DNR_RECOMPUTE_NONE; mode <= DNR_RECOMPUTE_CHEAP; mode++) {
-        gib[0][mode] = planned(DNR_FUSION_D1, (dnr_recompute)mode);
-        gib[1][mode] = planned(DNR_FUSION_D2, (dnr_recompute)mode);
-        print_message("resnet50, batch 256, fp16, recompute %s: %.2f GiB with d1, %.2f with d2\n",
-                      names[mode], gib[0][mode], gib[1][mode]);
+    const dnri_conv_attr conv = {1, 1, 0, 9, 7};
+    const dnri_norm_attr norm = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, false};
+    dnr_tid leaf[2][4], stats[2][3];
+    uint64_t seed = 1;
+    rig r;
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
+    for (int i = 0; i < 2; i++) {
+        const dnri_algbn_stats_attr attr = {2 * 9 * 7, DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, i == 0};
+        const dnr_desc vector = dnri_desc1(DNR_F64, STATS_K);
+        dnr_tid gram[2] = {DNRI_NONE, DNRI_NONE}, y = DNRI_NONE;
+        leaf[i][0] = rig_leaf(&r, "a", dnri_desc4(DNR_F64, 2, 9, 7, STATS_C));
+        leaf[i][1] = rig_leaf(&r, "w", dnri_desc4(DNR_F64, STATS_K, 1, 1, STATS_C));
+        leaf[i][2] = rig_leaf(&r, "running_mean", vector);
+        leaf[i][3] = rig_leaf(&r, "running_var", vector);
+        stats[i][0] = stats[i][1] = stats[i][2] = DNRI_NONE;
+        if (plain) {
+            const dnr_tid gamma = rig_leaf(&r, "gamma", vector);
+            OK(dnri_emit(r.g, &dnri_def_conv, "c", &conv, sizeof conv, 2, leaf[i], 1, &y));
+            OK(dnri_emit(r.g, &dnri_def_norm_train, "n", &norm, sizeof norm, 6,
+                         (dnr_tid[]){y, gamma, gamma, DNRI_NONE, leaf[i][2], leaf[i][3]}, 3,
+                         stats[i]));
+            stats[i][0] = stats[i][1];
+            stats[i][1] = stats[i][2];
+        } else {
+            stats[i][2] = dnri_slab_tensor(r.g, DNRI_STATE);
+            OK(dnri_emit(r.g, &dnri_def_gram, "g", NULL, 0, 2, (dnr_tid[]){leaf[i][0], DNRI_NONE},
+                         2, gram));
+            OK(dnri_emit(r.g, &dnri_def_algbn_stats, "s", &attr, sizeof attr, 7,
+                         (dnr_tid[]){gram[0], gram[1], leaf[i][0], leaf[i][1], leaf[i][2],
+                                     leaf[i][3], dnri_slab_tensor(r.g, DNRI_HEADER)},
+                         3, stats[i]));
+        }
+        rig_keep(&r, stats[i][0]);
+        rig_keep(&r, stats[i][1]);
     }
-    for (int mode = DNR_RECOMPUTE_NONE; mode <= DNR_RECOMPUTE_CHEAP; mode++)
-        assert_true(gib[1][mode] < gib[0][mode] && gib[1][mode] <= gib[1][DNR_RECOMPUTE_NONE]);
-    assert_true(gib[1][DNR_RECOMPUTE_NONE] < 6.7);
-    assert_true(gib[1][DNR_RECOMPUTE_CHEAP] < 5.0);
-    assert_true(gib[1][DNR_RECOMPUTE_BLOCK] < 3.6);
+    rig_plan(&r, true, false);
+    rig_bind(&r);
+    rig_header(&r, 0, first);
+    OK(dnri_store_write_state(
+        r.store, &(dnri_state){.loss_scale = 1, .algbn_ratio = 2.5f, .algbn_exact = 100}));
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 4; k++) {
+            double v[2 * 9 * 7 * STATS_C];
+            for (int64_t j = 0; j < rig_count(&r, leaf[i][k]); j++)
+                v[j] = rig_normal(&seed) + (k == 0 ? shift[i] : k == 3);
+            rig_write(&r, leaf[i][k], v);
+        }
+    rig_run(&r);
+    for (int i = 0; i < 2; i++) {
+        rig_read(&r, stats[i][0], out[i].mean);
+        rig_read(&r, stats[i][1], out[i].invstd);
+        rig_read(&r, leaf[i][2], out[i].running_mean);
+        rig_read(&r, leaf[i][3], out[i].running_var);
+    }
+    dnri_state s;
+    OK(dnri_store_read_state(r.store, &s));
+    rig_close(&r);
+    return s;
+}
+
+/* Whatever the means, statistics are norm.train's; which channels took the long way is told. */
+static void test_guard(void **state)
+{
+    static const double shifts[][2] = {{0, 0.3}, {3, 1}, {0, 40}, {1e3, 40}, {1e6, 1e5}};
+    for (size_t i = 0; i < sizeof shifts / sizeof shifts[0]; i++)
+        for (int first = 0; first < 2; first++) {
+            statistics plain[2], gram[2];
+            double largest = first ? 0 : 2.5;
+            int beyond = first ? 0 : 100;
+            statistics_of(shifts[i], true, first, plain);
+            const dnri_state s = statistics_of(shifts[i], false, first, gram);
+            for (int l = 0; l < 2; l++) {
+                assert_true(rig_error(gram[l].mean, plain[l].mean, STATS_K) < 1e-12);
+                assert_true(rig_error(gram[l].invstd, plain[l].invstd, STATS_K) < 1e-9);
+                assert_true(rig_error(gram[l].running_mean, plain[l].running_mean, STATS_K) <
+                            1e-12);
+                assert_true(rig_error(gram[l].running_var, plain[l].running_var, STATS_K) < 1e-9);
+                for (int k = 0; k < STATS_K; k++) {
+                    const double ratio = fabs(plain[l].mean[k]) * plain[l].invstd[k];
+                    largest = fmax(largest, ratio);
+                    beyond += ratio > DNRI_ALGBN_GUARD;
+                }
+            }
+            assert_int_equal(s.algbn_exact, beyond);
+            /* what r itself is beyond some 1e6 no Gram matrix tells */
+            assert_true(largest > 1e5 ? s.algbn_ratio > 1e5f
+                                      : fabs(s.algbn_ratio / largest - 1) < 1e-4);
+        }
 }
 
 /* ---- limits */
@@ -404,7 +466,9 @@ static void test_limits(void **state)
             if (mode == KEPT && dnri_graph_op_c(g, i)->def == &dnri_def_norm_bwd)
                 dnri_keep(g, dnri_graph_op_c(g, i)->out[0]);
         OK(dnri_fuse_algbn(g, mode == LACKING ? cpu : rig_ref,
-                           mode == ROWS ? 5 : 4 / (1 + 3 * (mode == STRIDED))));
+                           mode == ROWS      ? 5
+                           : mode == STRIDED ? 0
+                                             : 4));
         assert_int_equal(rig_count_ops(g, &dnri_def_algbn_coef), mode < TAKEN);
         assert_int_equal(rig_count_ops(g, &dnri_def_norm_bwd), mode >= TAKEN);
         rig_close(&r);
@@ -417,6 +481,7 @@ static void test_shapes(void **state)
 {
     const int64_t n = 2, C = 8, K = 16;
     const dnri_algbn_attr attr = {n * 9};
+    const dnri_algbn_join_attr join = {.relu = true};
     rig r;
     rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     const dnr_tid a = rig_leaf(&r, "a", dnri_desc4(DNR_F64, n, 3, 3, C));
@@ -452,11 +517,28 @@ static void test_shapes(void **state)
         {&dnri_def_algbn_dgrad, 5, 1, 2, {dz, a, kc, cc, cc2}, cc, "wa is"},
         {&dnri_def_algbn_dgrad, 5, 1, 3, {dz, a, kc, cc, cc2}, kc, "m is"},
         {&dnri_def_algbn_dgrad, 5, 1, 4, {dz, a, kc, cc, cc2}, c, "c is"},
+        {&dnri_def_algbn_stats, 7, 2, 0, {cc, c, a, kc, k, k, k}, kc, "gram"},
+        {&dnri_def_algbn_stats, 7, 2, 1, {cc, c, a, kc, k, k, k}, k, "sum of a"},
+        {&dnri_def_algbn_stats, 7, 2, 2, {cc, c, a, kc, k, k, k}, c, "no variance"},
+        {&dnri_def_algbn_stats, 7, 2, 3, {cc, c, a, kc, k, k, k}, a, "weight"},
+        {&dnri_def_algbn_stats, 7, 2, 4, {cc, c, a, kc, k, k, k}, c, "running mean"},
+        {&dnri_def_algbn_stats, 7, 2, 5, {cc, c, a, kc, k, k, k}, c, "running variance"},
+        {&dnri_def_algbn_fold, 5, 2, 0, {kc, c, k, k, k}, a, "weight"},
+        {&dnri_def_algbn_fold, 5, 2, 1, {kc, c, k, k, k}, k, "sum of a"},
+        {&dnri_def_algbn_fold, 5, 2, 2, {kc, c, k, k, k}, c, "gamma"},
+        {&dnri_def_algbn_fold, 5, 2, 3, {kc, c, k, k, k}, c, "beta"},
+        {&dnri_def_algbn_fold, 5, 2, 4, {kc, c, k, k, k}, c, "invstd"},
+        {&dnri_def_algbn_join, 4, 2, 1, {a, kc, k, dz}, cc2, "wf"},
+        {&dnri_def_algbn_join, 4, 2, 2, {a, kc, k, dz}, c, "shift"},
+        {&dnri_def_algbn_join, 4, 2, 3, {a, kc, k, dz}, a, "residual"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         dnri_op op = {
             .def = cases[i].def, .name = "l", .n_in = cases[i].n_in, .n_out = cases[i].n_out};
-        memcpy(op.attr, &attr, sizeof attr);
+        if (op.def == &dnri_def_algbn_join)
+            memcpy(op.attr, &join, sizeof join);
+        else
+            memcpy(op.attr, &attr, sizeof attr);
         memcpy(op.in, cases[i].in, sizeof cases[i].in);
         for (int j = 0; j < DNRI_MAX_OUT; j++)
             op.out[j] = DNRI_NONE;
@@ -468,33 +550,59 @@ static void test_shapes(void **state)
     rig_close(&r);
 }
 
-/* Operations are counted: of one layer those of the three plain ops, and what the small products add. */
+/* A mask is of a ReLU, and of 8·n channels. */
+static void test_join_mask(void **state)
+{
+    rig r;
+    rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
+    for (int mode = 0; mode < 3; mode++) {
+        const int64_t k = mode == 1 ? 12 : 16;
+        const dnri_algbn_join_attr join = {.relu = mode != 2};
+        const dnr_tid a = rig_leaf(&r, "a", dnri_desc4(DNR_F64, 2, 3, 3, 4));
+        const dnr_tid wf = rig_leaf(&r, "wf", dnri_desc4(DNR_F64, k, 1, 1, 4));
+        const dnr_tid shift = rig_leaf(&r, "shift", dnri_desc1(DNR_F64, k));
+        dnri_op op = {.def = &dnri_def_algbn_join,
+                      .name = "l",
+                      .n_in = 4,
+                      .n_out = 2,
+                      .in = {a, wf, shift, DNRI_NONE},
+                      .out = {DNRI_NONE, DNRI_NONE}};
+        memcpy(op.attr, &join, sizeof join);
+        assert_int_equal(op.def->infer(r.g, &op), mode ? DNR_EUSAGE : DNR_OK);
+    }
+    rig_close(&r);
+}
+
+/* Operations are counted: of one layer those of the plain ops, and what the small products add. */
 static void test_flops(void **state)
 {
     const net t = {.blocks = {{4, 16, 1, true, true}}, .n_blocks = 1, .n = 2, .h = 6, .w = 6};
     const double M = 72, K = 16, C = 4,
                  C1 = 8; /* the block's end; its projection is of 8 channels */
-    double sum = 0;
-    built b;
-    build(&b, &t, &(dnri_fuse_opts){.fusion = DNR_FUSION_D2, .algbn_rows = ANY_SIZE});
-    for (int i = 0; i < dnri_graph_ops(b.r.g); i++) {
-        const dnri_op *op = dnri_graph_op_c(b.r.g, i);
-        if (op->def == &dnri_def_gram || op->def == &dnri_def_algbn_coef ||
-            op->def == &dnri_def_algbn_dgrad)
-            sum += op->def->flops(b.r.g, op);
+    for (int d3 = 0; d3 < 2; d3++) {
+        double sum = 0;
+        built b;
+        build(&b, &t,
+              &(dnri_fuse_opts){.fusion = d3 ? DNR_FUSION_D3 : DNR_FUSION_D2,
+                                .algbn_rows = ANY_SIZE});
+        for (int i = 0; i < dnri_graph_ops(b.r.g); i++) {
+            const dnri_op *op = dnri_graph_op_c(b.r.g, i);
+            if (op->def == &dnri_def_gram || strncmp(op->def->name, "algbn", 5) == 0)
+                sum += op->def->flops ? op->def->flops(b.r.g, op) : 0;
+        }
+        assert_true(sum == (4 + 2 * d3) * M * K * (C + C1) + 4 * M * (C * C + C1 * C1) +
+                               (4 + 2 * d3) * K * (C * C + C1 * C1));
+        rig_close(&b.r);
     }
-    assert_true(sum ==
-                4 * M * K * (C + C1) + 4 * M * (C * C + C1 * C1) + 4 * K * (C * C + C1 * C1));
-    rig_close(&b.r);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal),  cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_kept),   cmocka_unit_test(test_full_size),
-        cmocka_unit_test(test_limits), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_equal),     cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_kept),      cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_limits),    cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_join_mask), cmocka_unit_test(test_flops),
     };
     return cmocka_run_group_tests(tests, rig_open_ref, rig_close_ref);
 }

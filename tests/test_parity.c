@@ -2,12 +2,12 @@
  *
  *     test_parity                          exact: the ref back end (fp64) against PyTorch in fp64
  *     test_parity DEVICE PRECISION [FUSION]   rounding: DEVICE against PyTorch's own error in that precision,
- *                                             at that level of fusion: off, d2
+ *                                             at that level of fusion: off, d2, d3
  *
  * Exact: loss, losses of the samples, logits, every gradient and running statistic of step 1, loss and
  * weights of step 5, and logits in evaluation mode after it, each within EXACT relative norm. Recomputed
  * gradients equal the plain ones bit for bit; resnet20 and 50 are also run without fusion, resnet50 with
- * algebraic batch norm in every layer that may have it, whatever its size (d2).
+ * algebraic batch norm (d2, d3) in every layer that may have it, whatever its size.
  *
  * Rounding: step 1 on five draws of weights and pictures. The truth is ref's, itself held to PyTorch's fp64
  * within EXACT. An error is ‖a − truth‖ / ‖truth‖: over the draws the root mean square of what forward
@@ -106,8 +106,10 @@ static dnr_trainer *start(const json_t *c, dnr_device *dev, dnr_precision p, int
     dnr_trainer *t;
     OK(dnri_trainer_create(dev, &o, &(dnri_trainer_extra){.keep = true, .algbn_rows = -1}, &t));
     bool bottleneck = dnri_params_find(t->params, "layer1.0.bn3.weight") >= 0;
-    if (fusion == DNR_FUSION_D2 && bottleneck)
-        assert_true(has_op(dnri_plan_graph(t->program[DNRI_LAST].plan), &dnri_def_algbn_dgrad));
+    const dnr_graph *g = dnri_plan_graph(t->program[DNRI_LAST].plan);
+    if (fusion >= DNR_FUSION_D2 && bottleneck)
+        assert_true(has_op(g, &dnri_def_algbn_dgrad) &&
+                    has_op(g, &dnri_def_algbn_join) == (fusion == DNR_FUSION_D3));
     for (int i = 0; i < dnri_params_count(t->params); i++) {
         const dnri_param *w = dnri_params_at(t->params, i);
         double *v = malloc((size_t)w->count * sizeof *v);
@@ -147,6 +149,8 @@ static double step(dnr_trainer *t, int draw)
     for (int i = 0; i < t->o.accumulate; i++)
         free(slots[i]);
     assert_int_equal(m.skipped, 0);
+    const dnr_graph *g = dnri_plan_graph(t->program[DNRI_LAST].plan);
+    assert_true((m.algbn_ratio > 0) == has_op(g, &dnri_def_algbn_stats));
     return m.loss;
 }
 
@@ -267,7 +271,7 @@ static void check_recompute(const json_t *c, dnr_device *dev, dnr_precision p)
         step(t, draw);
         assert_true(dnri_plan_activations(t->program[DNRI_LAST].plan) <
                     dnri_plan_activations(plain->program[DNRI_LAST].plan) +
-                        (fusion == DNR_FUSION_D2));
+                        (fusion >= DNR_FUSION_D2));
         const char *key;
         json_t *golden, *all = json_object_get(c, "tensors");
         json_object_foreach(all, key, golden)
@@ -308,22 +312,32 @@ static void exact(void **state)
     dnr_trainer_destroy(t);
 }
 
-/* Step 1 of the graph as the model and the gradient walk wrote it. */
-static void unfused_exact(void **state)
+/* Step 1 at a level of fusion. */
+static void first_step_exact(const json_t *c, dnr_fusion level)
 {
-    const json_t *c = *state;
     worst w = {0};
-    fusion = DNR_FUSION_OFF;
+    fusion = level;
     dnr_trainer *t = start(c, ref, DNR_PRECISION_FP64, draw_of(c, 0), DNR_RECOMPUTE_NONE, true);
-    fusion = DNR_FUSION_AUTO;
     check_all(t, c, false, step(t, draw_of(c, 0)), &w);
+    fusion = DNR_FUSION_AUTO;
     dnr_trainer_destroy(t);
 }
 
-/* All of `exact` with algebraic batch norm. */
+/* The graph as the model and the gradient walk wrote it. */
+static void unfused_exact(void **state)
+{
+    first_step_exact(*state, DNR_FUSION_OFF);
+}
+
 static void algebraic_exact(void **state)
 {
-    fusion = DNR_FUSION_D2;
+    first_step_exact(*state, DNR_FUSION_D2);
+}
+
+/* All of `exact` with algebraic batch norm in both directions. */
+static void algebraic_forward_exact(void **state)
+{
+    fusion = DNR_FUSION_D3;
     exact(state);
     fusion = DNR_FUSION_AUTO;
 }
@@ -498,13 +512,14 @@ int main(int argc, char **argv)
     }
     if (argc > 1) {
         if (argc > 4 || argc < 3 ||
-            (argc == 4 && strcmp(argv[3], "off") && strcmp(argv[3], "d2"))) {
-            fprintf(stderr, "usage: test_parity [DEVICE PRECISION [off|d2]]\n");
+            (argc == 4 && strcmp(argv[3], "off") && strcmp(argv[3], "d2") &&
+             strcmp(argv[3], "d3"))) {
+            fprintf(stderr, "usage: test_parity [DEVICE PRECISION [off|d2|d3]]\n");
             return 2;
         }
-        fusion = argc < 4                      ? DNR_FUSION_AUTO
-                 : strcmp(argv[3], "off") == 0 ? DNR_FUSION_OFF
-                                               : DNR_FUSION_D2;
+        static const char *const levels[] = {"auto", "off", "d1", "d2", "d3"};
+        while (argc == 4 && strcmp(argv[3], levels[fusion]))
+            fusion++;
         if (!open_device(argv[1], argv[2])) {
             json_decref(models);
             dnr_device_close(ref);
@@ -528,6 +543,9 @@ int main(int argc, char **argv)
             tests[n++] = (struct CMUnitTest){"… not fused", unfused_exact, NULL, NULL, c};
         if (plain && strcmp(name, "resnet50") == 0)
             tests[n++] = (struct CMUnitTest){"… algebraic", algebraic_exact, NULL, NULL, c};
+        if (plain && strcmp(name, "resnet50") == 0)
+            tests[n++] = (struct CMUnitTest){"… algebraic both ways", algebraic_forward_exact, NULL,
+                                             NULL, c};
         if (device || plain)
             tests[n++] = (struct CMUnitTest){
                 "… recomputed", device ? recompute_on_device : recompute_exact, NULL, NULL, c};

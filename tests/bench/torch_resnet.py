@@ -8,6 +8,7 @@ tools/compare_torch.py; here no dnnrun is needed.
     torch_resnet.py --device cpu --batch 16 --precision fp32 --threads 2
     torch_resnet.py --batch 32 --compile --graphs            with CUDA graphs (compile mode reduce-overhead)
     torch_resnet.py --mode infer --batch 1 --compile         with CUDA graphs (compile mode max-autotune)
+    torch_resnet.py --mode infer --compile --cast --freeze   its fastest: weights in fp16 from the start, norms folded
     torch_resnet.py --model resnet20 --image 32 --classes 10 --batch 128 --device cpu
 
 Prints one line of JSON: images/s and ms per step (median, and the quartiles), peak memory, start-up time, versions.
@@ -41,6 +42,8 @@ def main():
     ap.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
     ap.add_argument("--compile", action="store_true")
     ap.add_argument("--graphs", action="store_true", help="with --compile: training through CUDA graphs")
+    ap.add_argument("--cast", action="store_true", help="inference: weights and pictures in 16 bits, no autocast")
+    ap.add_argument("--freeze", action="store_true", help="inference with --compile: fold what is constant (batch norm)")
     ap.add_argument("--checkpoint", action="store_true", help="recompute each residual block (gradient checkpointing)")
     ap.add_argument("--mode", default="train", choices=["train", "infer"])
     ap.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -50,6 +53,9 @@ def main():
     args = ap.parse_args()
 
     cuda, infer = args.device == "cuda", args.mode == "infer"
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.precision)
+    if (args.cast and not (infer and half)) or (args.freeze and not (infer and args.compile)):
+        ap.error("--cast is for --mode infer in 16 bits, --freeze for --mode infer --compile")
     layout = getattr(torch, args.layout)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -61,7 +67,14 @@ def main():
                 m.forward = lambda x, f=m.forward: checkpoint(f, x, use_reentrant=False)
     x = torch.randn(args.batch, 3, args.image, args.image, device=args.device).to(memory_format=layout)
     labels = torch.randint(0, args.classes, (args.batch,), device=args.device)
-    case = {"device": args.device, "precision": args.precision, "accumulate": 1, "optim": OPTIM}
+    if args.cast:
+        model, x = model.to(half), x.to(half)
+    if args.freeze:
+        from torch._inductor import config as inductor
+
+        inductor.freezing = True
+    case = {"device": args.device, "precision": "fp32" if args.cast else args.precision, "accumulate": 1,
+            "optim": OPTIM}
     mode = ("max-autotune" if cuda else "default") if infer else "reduce-overhead" if args.graphs else "default"
     step = peer.make_step(model, x, labels, case, infer, mode if args.compile else None)
     wait = torch.cuda.synchronize if cuda else lambda: None

@@ -45,6 +45,22 @@ static inline double ref_dot(const double *a, const double *b, int64_t n)
     return sum;
 }
 
+/* A bit for each of n elements: y > 0. */
+static inline void ref_mask(unsigned char *mask, const double *y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        mask[i / 8] = i % 8 ? mask[i / 8] : 0;
+        mask[i / 8] |= (unsigned char)((y[i] > 0) << i % 8);
+    }
+}
+
+/* Is y[i] > 0? From y, or from its mask. */
+static inline bool ref_positive(dnr_dtype t, const void *y, int64_t i)
+{
+    return t == DNR_U8 ? ((const unsigned char *)y)[i / 8] >> i % 8 & 1
+                       : ((const double *)y)[i] > 0;
+}
+
 /* y += a · x */
 static inline void ref_axpy(double *y, double a, const double *x, int64_t n)
 {

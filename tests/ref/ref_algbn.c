@@ -1,30 +1,34 @@
 /* ref_algbn.c: algebraic batch norm. a [M,C], b and dz [M,K], w and p [K,C], gram and m [C,C]. */
 #include "ref.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Inputs and outputs of algbn.coef. */
 enum { P, GRAM, SUM_A, SUM_DZ, W, GAMMA, MEAN, INVSTD };
 enum { DW, DGAMMA, DBETA, WA, M_OUT, C_OUT };
 
-/* Is y > 0? From y, from its mask, or without a ReLU. */
-static bool passes(const ref_step *s, int64_t i)
+/* dy2 where dz is element i: of the same shape, or of every second pixel */
+static double dy2_at(const ref_step *s, int64_t i)
 {
-    if (!s->at.in[0])
-        return true;
-    if (s->in[0].dtype == DNR_U8)
-        return ((const unsigned char *)s->at.in[0])[i / 8] >> i % 8 & 1;
-    return ((const double *)s->at.in[0])[i] > 0;
+    const double *dy2 = s->at.in[2];
+    const int64_t *d = s->in[1].dim, *e = s->in[2].dim;
+    if (!dy2 || (d[1] == e[1] && d[2] == e[2]))
+        return dy2 ? dy2[i] : 0;
+    const int64_t k = i % d[3], w = i / d[3] % d[2], h = i / d[3] / d[2] % d[1],
+                  n = i / d[3] / d[2] / d[1];
+    return h % 2 || w % 2 ? 0 : dy2[((n * e[1] + h / 2) * e[2] + w / 2) * d[3] + k];
 }
 
 static void norm_dz(const ref_step *s)
 {
     const int64_t K = s->out[0].dim[3], n = dnri_count(&s->out[0]);
-    const double *dy = s->at.in[1], *dy2 = s->at.in[2];
+    const double *dy = s->at.in[1];
     double *dz = s->at.out[0], *sum = s->at.out[1];
     memset(sum, 0, dnri_bytes(&s->out[1]));
     for (int64_t i = 0; i < n; i++) {
-        dz[i] = passes(s, i) ? dy[i] + (dy2 ? dy2[i] : 0) : 0;
+        const bool passes = !s->at.in[0] || ref_positive(s->in[0].dtype, s->at.in[0], i);
+        dz[i] = passes ? dy[i] + dy2_at(s, i) : 0;
         sum[i % K] += dz[i];
     }
 }
@@ -90,7 +94,91 @@ static void dgrad(const ref_step *s)
     }
 }
 
+/* Inputs of algbn.stats. */
+enum { S_GRAM, S_SUM_A, S_A, S_W, S_MEAN, S_VAR, S_HEADER };
+
+/* Σ (w·(a − mean of a))²/M of one channel */
+static double exact_variance(const ref_step *s, const double *w)
+{
+    const int64_t C = s->in[S_A].dim[3], M = dnri_count(&s->in[S_A]) / C;
+    const double *a = s->at.in[S_A], *sum_a = s->at.in[S_SUM_A];
+    double sum = 0;
+    for (int64_t i = 0; i < M; i++) {
+        double x = 0;
+        for (int64_t j = 0; j < C; j++)
+            x += w[j] * (a[i * C + j] - sum_a[j] / (double)M);
+        sum += x * x;
+    }
+    return sum / (double)M;
+}
+
+static void stats(const ref_step *s)
+{
+    const dnri_algbn_stats_attr *at = (const dnri_algbn_stats_attr *)s->op.attr;
+    const int64_t K = s->in[S_W].dim[0], C = s->in[S_W].dim[3];
+    const double *g = s->at.in[S_GRAM], *sum_a = s->at.in[S_SUM_A];
+    const double M = (double)at->rows, m = at->momentum;
+    double *running_mean = s->at.in[S_MEAN], *running_var = s->at.in[S_VAR];
+    double *mean = s->at.out[0], *invstd = s->at.out[1], largest = 0;
+    dnri_state *state = s->at.out[2];
+    int exact = 0;
+    for (int64_t k = 0; k < K; k++) {
+        const double *w = (const double *)s->at.in[S_W] + k * C;
+        double square = 0;
+        for (int64_t j = 0; j < C; j++)
+            square += w[j] * ref_dot(w, g + j * C, C);
+        mean[k] = ref_dot(w, sum_a, C) / M;
+        double var = fmax(0, square / M - mean[k] * mean[k]);
+        const double r = fabs(mean[k]) / sqrt(var + at->eps);
+        if (!(r <= DNRI_ALGBN_GUARD)) {
+            var = exact_variance(s, w);
+            exact++;
+        }
+        invstd[k] = 1 / sqrt(var + at->eps);
+        largest = fmax(largest, r);
+        running_mean[k] = (1 - m) * running_mean[k] + m * mean[k];
+        running_var[k] = (1 - m) * running_var[k] + m * var * M / (M - 1);
+    }
+    const bool anew = at->first && ((const dnri_header *)s->at.in[S_HEADER])->first;
+    state->algbn_ratio = (float)(anew ? largest : fmax(largest, (double)state->algbn_ratio));
+    state->algbn_exact = anew ? exact : state->algbn_exact + exact;
+}
+
+static void fold(const ref_step *s)
+{
+    const int64_t K = s->in[0].dim[0], C = s->in[0].dim[3];
+    const double *w = s->at.in[0], *sum_a = s->at.in[1], *gamma = s->at.in[2];
+    const double *beta = s->at.in[3], *invstd = s->at.in[4];
+    const double M = (double)((const dnri_algbn_attr *)s->op.attr)->rows;
+    double *wf = s->at.out[0], *shift = s->at.out[1];
+    for (int64_t k = 0; k < K; k++) {
+        for (int64_t j = 0; j < C; j++)
+            wf[k * C + j] = gamma[k] * invstd[k] * w[k * C + j];
+        shift[k] = beta[k] - ref_dot(wf + k * C, sum_a, C) / M;
+    }
+}
+
+static void join(const ref_step *s)
+{
+    const bool relu = ((const dnri_algbn_join_attr *)s->op.attr)->relu;
+    const int64_t C = s->in[0].dim[3], K = s->in[1].dim[0], M = dnri_count(&s->in[0]) / C;
+    const double *a = s->at.in[0], *wf = s->at.in[1], *shift = s->at.in[2], *residual = s->at.in[3];
+    double *y = s->at.out[0];
+    REF_PARALLEL
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t k = 0; k < K; k++) {
+            double v = ref_dot(a + i * C, wf + k * C, C) + shift[k];
+            if (residual)
+                v += residual[i * K + k];
+            y[i * K + k] = relu && v < 0 ? 0 : v;
+        }
+    if (s->op.n_out > 1)
+        ref_mask(s->at.out[1], y, M * K);
+}
+
 const ref_row ref_algbn_rows[] = {
-    {&dnri_def_norm_dz, norm_dz},   {&dnri_def_gram, gram}, {&dnri_def_algbn_coef, coef},
-    {&dnri_def_algbn_dgrad, dgrad}, {NULL, NULL},
+    {&dnri_def_norm_dz, norm_dz},   {&dnri_def_gram, gram},
+    {&dnri_def_algbn_coef, coef},   {&dnri_def_algbn_dgrad, dgrad},
+    {&dnri_def_algbn_stats, stats}, {&dnri_def_algbn_fold, fold},
+    {&dnri_def_algbn_join, join},   {NULL, NULL},
 };

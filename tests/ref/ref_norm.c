@@ -56,13 +56,9 @@ static void normalise_by_batch(const ref_step *s)
 
 static void norm_train(const ref_step *s)
 {
-    const double *y = s->at.out[0];
-    unsigned char *mask = s->op.n_out > 3 ? s->at.out[3] : NULL;
     normalise_by_batch(s);
-    for (int64_t i = 0; mask && i < dnri_count(&s->in[X]); i++) {
-        mask[i / 8] = i % 8 ? mask[i / 8] : 0;
-        mask[i / 8] |= (unsigned char)((y[i] > 0) << i % 8);
-    }
+    if (s->op.n_out > 3)
+        ref_mask(s->at.out[3], s->at.out[0], dnri_count(&s->in[X]));
 }
 
 static void norm_apply(const ref_step *s)
@@ -81,19 +77,12 @@ static void norm_eval(const ref_step *s)
         normalise(s, c, mean[c], 1 / sqrt(var[c] + norm_attr(s)->eps));
 }
 
-/* Is y > 0? From y, or from the mask of y. */
-static bool positive(const ref_step *s, int64_t i)
-{
-    if (s->in[B_Y].dtype == DNR_U8)
-        return ((const unsigned char *)s->at.in[B_Y])[i / 8] >> i % 8 & 1;
-    return ((const double *)s->at.in[B_Y])[i] > 0;
-}
-
 /* (dy + dy2) · [y > 0 where relu] */
 static double dz_at(const ref_step *s, int64_t i)
 {
     const double *dy = s->at.in[B_DY], *dy2 = s->at.in[B_DY2];
-    if (((const dnri_norm_bwd_attr *)s->op.attr)->relu && !positive(s, i))
+    if (((const dnri_norm_bwd_attr *)s->op.attr)->relu &&
+        !ref_positive(s->in[B_Y].dtype, s->at.in[B_Y], i))
         return 0;
     return dy[i] + (dy2 ? dy2[i] : 0);
 }
