@@ -84,7 +84,7 @@ dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev)
         stats.def = &dnri_def_conv_stats;
         stats.out[1] = stats.out[2] = DNRI_NONE;
         stats.n_out = 3;
-        if (!dnri_device_supports(dev, g, &stats))
+        if (!dnri_device_prefers(dev, g, &stats))
             continue;
         DNR_TRY(stats.def->infer(g, &stats)); /* makes the sums */
         *conv = stats;

@@ -29,7 +29,7 @@ dnr_status dnri_fuse_norm_pool(dnr_graph *g);
 dnr_status dnri_fuse_gradient_add(dnr_graph *g);
 
 /* A conv.fprop that a norm.train normalises, and that nothing else of the forward pass reads, becomes
- * conv.stats, and the norm takes its sums; where the device supports that. */
+ * conv.stats, and the norm takes its sums; where the device prefers that. */
 dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev);
 
 /* A norm.train with ReLU and residual leaves a mask of y, and its norm.bwd reads that in place of y: a sixteenth

@@ -10,7 +10,7 @@
 
 #include "graph.h"
 
-#define DNRI_BACKEND_ABI 2
+#define DNRI_BACKEND_ABI 3
 
 typedef enum dnr_lane { DNRI_COMPUTE, DNRI_COPY, DNRI_COMM, DNRI_LANES } dnr_lane;
 #define DNRI_MARKS 8
@@ -105,6 +105,8 @@ typedef struct dnri_backend {
     void (*capture_drop)(dnr_device *dev, void *program);
 
     bool (*supports)(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
+    /* Of a fused op that it supports: is it faster than what it was made of? NULL: always. */
+    bool (*pays)(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
     dnr_status (*lower)(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_step *out);
     /* What communication libraries take for a lane (CUDA: its stream). NULL: work runs at once, in host memory. */
@@ -124,6 +126,8 @@ typedef struct dnri_lowering {
 
 /* What the engine asks of a back end, unless extend.h has added or replaced the op. */
 bool dnri_device_supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
+/* Supports it, and it pays. */
+bool dnri_device_prefers(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
 dnr_status dnri_device_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                              const dnri_lower_opts *o, dnri_step *out);
 

@@ -68,6 +68,12 @@ bool dnri_device_supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op
     return row ? !row->supports || row->supports(dev, g, op) : dev->be->supports(dev, g, op);
 }
 
+bool dnri_device_prefers(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return dnri_device_supports(dev, g, op) &&
+           (find(dev, op->def) || !dev->be->pays || dev->be->pays(dev, g, op));
+}
+
 dnr_status dnri_device_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                              const dnri_lower_opts *o, dnri_step *out)
 {

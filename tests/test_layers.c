@@ -173,9 +173,10 @@ static void test_dense(void **state)
 /* ---- batch norm */
 
 static const shape norm_shapes[] = {
-    {NHWC(2, 7, 5, 3)},  {NHWC(3, 4, 4, 5)},   {NHWC(2, 6, 6, 17)},
-    {NHWC(1, 8, 8, 16)}, {NHWC(4, 5, 5, 64)},  {NHWC(8, 2, 2, 24)},
-    {NHWC(2, 1, 1, 32)}, {NHWC(2, 9, 9, 256)}, {NHWC(2, 8, 8, 8), .shift = 30},
+    {NHWC(2, 7, 5, 3)},    {NHWC(3, 4, 4, 5)},    {NHWC(2, 6, 6, 17)},
+    {NHWC(1, 8, 8, 16)},   {NHWC(4, 5, 5, 64)},   {NHWC(8, 2, 2, 24)},
+    {NHWC(2, 1, 1, 32)},   {NHWC(2, 9, 9, 256)},  {NHWC(2, 8, 8, 8), .shift = 30},
+    {NHWC(2, 3, 3, 1080)}, {NHWC(3, 2, 5, 4168)},
 };
 
 static void build_norm(probe *p, const shape *c)
@@ -286,6 +287,24 @@ static void test_norm_bwd(void **state)
             c.dy2 = form & 4;
             if (!c.residual || c.relu)
                 bad += probe_run(build_norm_bwd, NULL, &c);
+        }
+    assert_int_equal(bad, 0);
+}
+
+/* Of which a GPU holds all, some, and too little in shared memory to do the whole in one launch. (More pieces of the
+ * channels than multiprocessors, as above, are several launches too.) */
+static void test_large_norms(void **state)
+{
+    static const shape cases[] = {
+        {NHWC(8, 28, 28, 256)}, {NHWC(4, 40, 64, 536), .shift = 5}, {NHWC(4, 64, 64, 536)}};
+    const size_t n = strcmp(probe_device->be->name, "cuda") == 0 ? COUNT(cases) : 1;
+    int bad = 0;
+    for (size_t i = 0; i < n; i++)
+        for (int form = 0; form < 2; form++) {
+            shape c = cases[i];
+            c.relu = c.residual = c.dy2 = form;
+            bad += probe_run(build_norm, check_clone, &c);
+            bad += probe_run(build_norm_bwd, NULL, &c);
         }
     assert_int_equal(bad, 0);
 }
@@ -529,11 +548,12 @@ static void test_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conv),     cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_norm),     cmocka_unit_test(test_conv_act),
-        cmocka_unit_test(test_fold),     cmocka_unit_test(test_norm_bwd),
-        cmocka_unit_test(test_point),    cmocka_unit_test(test_pools),
-        cmocka_unit_test(test_shortcut), cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_conv),        cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_norm),        cmocka_unit_test(test_conv_act),
+        cmocka_unit_test(test_fold),        cmocka_unit_test(test_norm_bwd),
+        cmocka_unit_test(test_large_norms), cmocka_unit_test(test_point),
+        cmocka_unit_test(test_pools),       cmocka_unit_test(test_shortcut),
+        cmocka_unit_test(test_loss),
     };
     const int rc = probe_open(argc, argv);
     if (rc)

@@ -2,6 +2,7 @@
  * within what is promised. Needs cuDNN but no GPU; skipped where this build has no CUDA back end. */
 #include "paper.h"
 
+#include "../layers/layers.h"
 #include "../runtime/plan_internal.h"
 #include "../runtime/trainer.h"
 
@@ -99,6 +100,59 @@ static void test_auto(void **state)
     expect_mode(2, DNR_FUSION_D2, DNR_RECOMPUTE_AUTO);
 }
 
+/* ---- launches of ResNet-50, batch 32 */
+
+/* Counts the steps of a training step's ops of `def`, and those of them that are one launch. */
+static void count_steps(const dnri_plan *p, const dnri_op_def *def, int *all, int *once)
+{
+    *all = *once = 0;
+    for (int k = 0; k < p->n; k++)
+        if (dnri_graph_op_c(p->g, k)->def == def) {
+            *all += 1;
+            *once += strstr(p->steps[k].impl, "once") != NULL && p->steps[k].launches == 1;
+        }
+}
+
+static void test_launches(void **state)
+{
+    static const struct {
+        dnr_precision precision;
+        int64_t batch;
+        int stats, train, bwd; /* convolutions with statistics, norms in one launch */
+        int launches;          /* at most */
+    } cases[] = {
+        {DNR_PRECISION_FP16, 32, 4, 48, 48, 350},   {DNR_PRECISION_BF16, 32, 0, 52, 48, 350},
+        {DNR_PRECISION_FP16, 64, 10, 42, 42, 362},  {DNR_PRECISION_FP16, 128, 24, 28, 28, 390},
+        {DNR_PRECISION_FP16, 256, 36, 16, 16, 414}, {DNR_PRECISION_TF32, 32, 0, 48, 42, 316},
+    };
+    if (!dev)
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dnr_trainer_opts o = options("resnet50", cases[i].precision, cases[i].batch);
+        dnr_trainer *t;
+        o.fusion = DNR_FUSION_D1;
+        int stats, train, bwd, all, launches = 0, unused;
+        OK(dnri_trainer_create(dev, &o, &planned, &t));
+        const dnri_plan *p = t->program[DNRI_LAST].plan;
+        count_steps(p, &dnri_def_conv_stats, &stats, &unused);
+        count_steps(p, &dnri_def_norm_train, &all, &train);
+        assert_int_equal(all, 52);
+        count_steps(p, &dnri_def_norm_bwd, &all, &bwd);
+        assert_int_equal(all, 52);
+        for (int k = 0; k < p->n; k++)
+            launches += p->steps[k].launches;
+        print_message("resnet50, %s, batch %d: %d launches; %d conv.stats; in one launch %d "
+                      "norm.train and %d norm.bwd of 52\n",
+                      dnr_precision_name(cases[i].precision), (int)cases[i].batch, launches, stats,
+                      train, bwd);
+        assert_int_equal(stats, cases[i].stats);
+        assert_int_equal(train, cases[i].train);
+        assert_int_equal(bwd, cases[i].bwd);
+        assert_true(launches <= cases[i].launches);
+        dnr_trainer_destroy(t);
+    }
+}
+
 /* ---- every network */
 
 /* No op is left to plain loops, and nothing wants more workspace than it may. */
@@ -144,6 +198,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_launches),
         cmocka_unit_test(test_every_network),
     };
     paper_open((size_t)139 << 30, &dev);

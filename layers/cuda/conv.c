@@ -242,11 +242,19 @@ static dnr_status lower_stats(dnr_device *dev, const dnr_graph *g, const dnri_op
 
 /* Where cuDNN has precompiled engines: those for other types and numbers of channels are compiled at run time and
  * slower than two passes, and sums are worse than moments where the mean is large. */
-static bool sums_pay(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+static bool has_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
     const dnr_desc *x = dnri_desc(g, op->in[0]), *w = dnri_desc(g, op->in[1]);
     return x->dtype == DNR_F16 && x->dim[3] % 8 == 0 && w->dim[0] % 8 == 0 &&
            dnri_cuda_of(dev)->cc >= 80;
+}
+
+/* A norm that holds all of y in shared memory has its statistics for next to nothing. */
+static bool stats_pay(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    const dnr_desc *y = dnri_desc(g, op->out[Y]);
+    return k_norm_once_share(&dnri_cuda_of(dev)->k, (int)y->dtype, dnri_count(y) / y->dim[3],
+                             y->dim[3], false) < 1;
 }
 
 static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
@@ -263,8 +271,10 @@ static dnr_status lower_wgrad(dnr_device *dev, const dnr_graph *g, const dnri_op
 
 const dnri_lowering dnri_cuda_conv[] = {
     {&dnri_def_conv, NULL, lower_fprop},
-    {&dnri_def_conv_stats, sums_pay, lower_stats},
+    {&dnri_def_conv_stats, has_stats, lower_stats},
     {&dnri_def_conv_dgrad, NULL, lower_dgrad},
     {&dnri_def_conv_wgrad, NULL, lower_wgrad},
     {0},
 };
+
+const dnri_cuda_pays dnri_cuda_conv_pays = {&dnri_def_conv_stats, stats_pay};

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../../runtime/cuda/kernels.h"
 #include "../../runtime/state.h"
 
 #ifdef __cplusplus
@@ -61,6 +62,17 @@ int k_column_parts(cudaStream_t s, int type, int sms, const void *x, int64_t row
 /* dbeta and dgamma from part: [block][Σ dz, Σ dz·(x − mean)][c]; or dbeta alone from [block][Σ dz][c], dgamma NULL */
 void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,
                       float *dgamma, float *dbeta);
+
+/* ---- norm_once.cu: the same in one launch, for what shared memory holds a good part of. */
+/* How much of its tensors such a launch keeps, of 1; 0: it does not take them */
+double k_norm_once_share(const k_device *d, int type, int64_t rows, int64_t c, bool backward);
+size_t k_norm_once_workspace(const k_device *d);
+/* mean, invstd, the running statistics and y from x */
+cudaError_t k_norm_train_once(cudaStream_t s, const k_device *d, const k_norm_args *a,
+                              void *workspace);
+/* as k_norm_bwd, but dz comes rounded to the type where there are dy and dy2 */
+cudaError_t k_norm_bwd_once(cudaStream_t s, const k_device *d, const k_norm_bwd_args *a,
+                            void *workspace);
 
 /* ---- act.cu: n elements */
 void k_relu(cudaStream_t s, int type, int sms, const void *x, void *y, int64_t n);

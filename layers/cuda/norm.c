@@ -52,6 +52,13 @@ static dnr_status run_train(dnri_cuda_op *s)
     return DNR_OK;
 }
 
+static dnr_status run_train_once(dnri_cuda_op *s)
+{
+    k_norm_args a = train_args_of(s);
+    DNRI_CUDA(k_norm_train_once(s->stream, &s->dev->k, &a, s->at.workspace), "launching k_norm");
+    return DNR_OK;
+}
+
 static dnr_status run_train_from_sums(dnri_cuda_op *s)
 {
     k_norm_args a = train_args_of(s);
@@ -75,32 +82,45 @@ static dnr_status run_eval(dnri_cuda_op *s)
     return DNR_OK;
 }
 
-static dnr_status run_bwd(dnri_cuda_op *s)
+static k_norm_bwd_args bwd_args_of(const dnri_cuda_op *s)
 {
     const dnri_norm_bwd_attr *a = (const dnri_norm_bwd_attr *)s->op.attr;
     void *const *in = s->at.in;
     const bool bits = a->residual && s->in[B_Y].dtype == DNR_U8;
-    k_norm_bwd_args b = {.type = (int)s->in[B_X].dtype,
-                         .sms = s->dev->sms,
-                         .rows = rows_of(&s->in[B_X]),
-                         .c = s->in[B_X].dim[3],
-                         .x = in[B_X],
-                         .y = a->residual && !bits
-                                  ? in[B_Y]
-                                  : NULL, /* else the mask follows from x, which is read anyway */
-                         .mask = bits ? in[B_Y] : NULL,
-                         .dy = in[B_DY],
-                         .dy2 = in[B_DY2],
-                         .gamma = in[B_GAMMA],
-                         .beta = in[B_BETA],
-                         .mean = in[B_MEAN],
-                         .invstd = in[B_INVSTD],
-                         .dx = s->at.out[0],
-                         .dgamma = s->at.out[1],
-                         .dbeta = s->at.out[2],
-                         .dz = s->op.n_out > 3 ? s->at.out[3] : NULL,
-                         .relu = a->relu};
-    k_norm_bwd(s->stream, &b, s->at.workspace);
+    return (k_norm_bwd_args){
+        .type = (int)s->in[B_X].dtype,
+        .sms = s->dev->sms,
+        .rows = rows_of(&s->in[B_X]),
+        .c = s->in[B_X].dim[3],
+        .x = in[B_X],
+        /* else the mask follows from x, which is read anyway */
+        .y = a->residual && !bits ? in[B_Y] : NULL,
+        .mask = bits ? in[B_Y] : NULL,
+        .dy = in[B_DY],
+        .dy2 = in[B_DY2],
+        .gamma = in[B_GAMMA],
+        .beta = in[B_BETA],
+        .mean = in[B_MEAN],
+        .invstd = in[B_INVSTD],
+        .dx = s->at.out[0],
+        .dgamma = s->at.out[1],
+        .dbeta = s->at.out[2],
+        .dz = s->op.n_out > 3 ? s->at.out[3] : NULL,
+        .relu = a->relu,
+    };
+}
+
+static dnr_status run_bwd(dnri_cuda_op *s)
+{
+    const k_norm_bwd_args a = bwd_args_of(s);
+    k_norm_bwd(s->stream, &a, s->at.workspace);
+    return DNR_OK;
+}
+
+static dnr_status run_bwd_once(dnri_cuda_op *s)
+{
+    const k_norm_bwd_args a = bwd_args_of(s);
+    DNRI_CUDA(k_norm_bwd_once(s->stream, &s->dev->k, &a, s->at.workspace), "launching k_norm");
     return DNR_OK;
 }
 
@@ -118,11 +138,30 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     return DNR_OK;
 }
 
+/* From this share of a tensor in shared memory on, one launch is faster than three. */
+#define ONCE_SHARE 0.5
+
+static bool takes_once(dnr_device *dev, const dnr_desc *x, bool backward)
+{
+    return k_norm_once_share(&dnri_cuda_of(dev)->k, (int)x->dtype, rows_of(x), x->dim[3],
+                             backward) >= ONCE_SHARE;
+}
+
+static dnr_status lower_once(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             dnr_status (*launch)(dnri_cuda_op *), dnri_step *out)
+{
+    DNR_TRY(lower(dev, g, op, launch, 1, "k_norm once", out));
+    out->workspace = k_norm_once_workspace(&dnri_cuda_of(dev)->k);
+    return DNR_OK;
+}
+
 static dnr_status lower_train(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                               const dnri_lower_opts *o, dnri_step *out)
 {
     if (op->n_in > SUM && op->in[SUM] >= 0)
         return lower(dev, g, op, run_train_from_sums, 1, "k_norm apply of sums", out);
+    if (takes_once(dev, dnri_desc(g, op->in[X]), false))
+        return lower_once(dev, g, op, run_train_once, out);
     return lower(dev, g, op, run_train, 3, "k_norm stats+apply", out);
 }
 
@@ -141,6 +180,8 @@ static dnr_status lower_eval(dnr_device *dev, const dnr_graph *g, const dnri_op 
 static dnr_status lower_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_lower_opts *o, dnri_step *out)
 {
+    if (takes_once(dev, dnri_desc(g, op->in[B_X]), true))
+        return lower_once(dev, g, op, run_bwd_once, out);
     return lower(dev, g, op, run_bwd, 3, "k_norm sums+apply", out);
 }
 

@@ -95,14 +95,6 @@ __global__ void __launch_bounds__(SUM_THREADS)
     }
 }
 
-/* Rows that block b of `blocks` saw, of the `groups` rows that a block takes at a time. */
-__device__ __forceinline__ int64_t rows_of(int64_t rows, int blocks, int groups, int b)
-{
-    int64_t round = (int64_t)blocks * groups, full = rows / round;
-    int64_t rest = rows - full * round - (int64_t)b * groups;
-    return full * groups + (rest < 0 ? 0 : rest < groups ? rest : groups);
-}
-
 struct finish_args {
     const float *part;
     int blocks, vecs, width; /* of the grid that made the partials */
@@ -133,14 +125,8 @@ __global__ void __launch_bounds__(32 * FINISH) k_norm_stats_finish(finish_args f
         f.a.sqsum[c] = (float)sq;
         return;
     }
-    double n = (double)f.rows, mean = sum / n, var = sq / n - mean * mean;
-    if (var < 0)
-        var = 0;
-    f.a.mean[c] = (float)mean;
-    f.a.invstd[c] = (float)(1 / sqrt(var + f.a.eps));
-    double m = f.a.momentum, unbiased = var * (f.rows > 1 ? n / (n - 1) : 1);
-    f.a.running_mean[c] = (float)((1 - m) * f.a.running_mean[c] + m * mean);
-    f.a.running_var[c] = (float)((1 - m) * f.a.running_var[c] + m * unbiased);
+    float mean, invstd;
+    keep_statistics(f.a, c, sum, sq, mean, invstd, true);
 }
 
 /* ---------------------------------------------------------------- y */
@@ -213,30 +199,8 @@ __global__ void __launch_bounds__(APPLY_THREADS)
             }
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            if (r + u * t.stride < a.rows) {
-                float f[N], g[N];
-                k_unpack(v[u], f);
-                if (ADD)
-                    k_unpack(z[u], g);
-#pragma unroll
-                for (int j = 0; j < N; j++) {
-                    f[j] = __fmaf_rn(f[j] - mean[j], scale[j], beta[j]);
-                    if (ADD)
-                        f[j] += g[j];
-                    if (RELU)
-                        f[j] = k_relu_value(f[j]);
-                }
-                k_pack(f, v[u]);
-                k_put(y + at + u * step, v[u]);
-                if constexpr (N == 8 && RELU && ADD)
-                    if (a.mask) {
-                        unsigned bits = 0;
-#pragma unroll
-                        for (int j = 0; j < 8; j++)
-                            bits |= (f[j] > k_type<T>::vanish ? 1u : 0u) << j;
-                        a.mask[(at + u * step) / 8] = (uint8_t)bits;
-                    }
-            }
+            if (r + u * t.stride < a.rows)
+                put_y<T, N, RELU, ADD>(a, y, at + u * step, v[u], z[u], mean, scale, beta);
     }
 }
 

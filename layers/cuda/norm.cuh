@@ -31,6 +31,62 @@ __device__ __forceinline__ double finish_sum(double v)
     return sum;
 }
 
+/* Rows that block b of `blocks` saw, of the `groups` rows that a block takes at a time. */
+__device__ __forceinline__ int64_t rows_of(int64_t rows, int blocks, int groups, int b)
+{
+    int64_t round = (int64_t)blocks * groups, full = rows / round;
+    int64_t rest = rows - full * round - (int64_t)b * groups;
+    return full * groups + (rest < 0 ? 0 : rest < groups ? rest : groups);
+}
+
+/* What is kept of a channel, from the sums of its x and x². */
+__device__ __forceinline__ void keep_statistics(const k_norm_args &a, int64_t c, double sum,
+                                                double sq, float &mean, float &invstd, bool write)
+{
+    double n = (double)a.rows, m = sum / n, var = sq / n - m * m;
+    if (var < 0)
+        var = 0; /* rounding apart it is no less; NaN stays */
+    mean = (float)m;
+    invstd = (float)(1 / sqrt(var + a.eps));
+    if (!write)
+        return;
+    double momentum = a.momentum, unbiased = var * (a.rows > 1 ? n / (n - 1) : 1);
+    a.mean[c] = mean;
+    a.invstd[c] = invstd;
+    a.running_mean[c] = (float)((1 - momentum) * a.running_mean[c] + momentum * m);
+    a.running_var[c] = (float)((1 - momentum) * a.running_var[c] + momentum * unbiased);
+}
+
+/* y, and its mask where there is one, of the x in v and the residual in z: one access at element `at` */
+template <class T, int N, bool RELU, bool ADD>
+__device__ __forceinline__ void put_y(const k_norm_args &a, T *y, int64_t at, k_vec<T, N> &v,
+                                      const k_vec<T, N> &z, const float (&mean)[N],
+                                      const float (&scale)[N], const float (&beta)[N])
+{
+    float f[N], g[N];
+    k_unpack(v, f);
+    if (ADD)
+        k_unpack(z, g);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        f[j] = __fmaf_rn(f[j] - mean[j], scale[j], beta[j]);
+        if (ADD)
+            f[j] += g[j];
+        if (RELU)
+            f[j] = k_relu_value(f[j]);
+    }
+    k_pack(f, v);
+    k_put(y + at, v);
+    if constexpr (N == 8 && RELU && ADD)
+        if (a.mask) {
+            unsigned bits = 0;
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                bits |= (f[j] > k_type<T>::vanish ? 1u : 0u) << j;
+            a.mask[at / 8] = (uint8_t)bits;
+        }
+}
+
 template <class T, int N> static dim3 sum_grid(int sms, int64_t rows, int64_t c)
 {
     return k_tile_grid(rows, c / N, SUM_THREADS, UNROLL, sms);

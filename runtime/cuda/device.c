@@ -292,6 +292,7 @@ static dnr_status describe(dnri_cuda *d)
     DNRI_CUDA(cudaDriverGetVersion(&driver), "asking for the driver's version");
     d->sms = p.multiProcessorCount;
     d->cc = p.major * 10 + p.minor;
+    d->k = (k_device){.sms = d->sms, .shared = p.sharedMemPerBlockOptin};
     snprintf(d->base.description, sizeof d->base.description,
              "%.100s, %.0f GiB, sm_%d; driver for CUDA %d.%d, CUDA %d.%d, cuDNN %zu.%zu.%zu, "
              "cuBLASLt %zu.%zu",
@@ -321,6 +322,7 @@ static void close_device(dnr_device *dev)
             cudnnDestroy(d->cudnn);
         if (d->lt)
             cublasLtDestroy(d->lt);
+        dnri_cuda_mfree(d, d->k.gates);
         for (int i = 0; i < DNRI_MARKS; i++)
             if (d->mark[i])
                 (void)cudaEventDestroy(d->mark[i]);
@@ -347,6 +349,10 @@ static dnr_status set_up(dnri_cuda *d)
     DNR_TRY(check_cudnn());
     DNR_TRY(use(d));
     DNR_TRY(describe(d));
+    void *gates;
+    DNR_TRY(dnri_cuda_malloc(d, (size_t)d->sms * K_GATE_BYTES, "gates between blocks", &gates));
+    d->k.gates = gates;
+    DNRI_CUDA(cudaMemset(gates, 0, (size_t)d->sms * K_GATE_BYTES), "zeroing the gates");
     int low, high;
     DNRI_CUDA(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for priorities");
     for (int l = 0; l < DNRI_LANES; l++) /* communication overtakes the backward pass */
@@ -434,6 +440,11 @@ static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
     return row && dnri_cuda_types(dev, g, op) && (!row->supports || row->supports(dev, g, op));
 }
 
+static bool pays(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return op->def != dnri_cuda_conv_pays.def || dnri_cuda_conv_pays.pays(dev, g, op);
+}
+
 static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_step *out)
 {
@@ -469,6 +480,7 @@ const dnri_backend dnri_backend_cuda = {
     .replay = replay,
     .capture_drop = capture_drop,
     .supports = supports,
+    .pays = pays,
     .lower = lower,
     .queue = queue,
     .counters = counters,

@@ -4,6 +4,7 @@
 #define DNR_CUDA_DEVICE_H
 
 #include "../backend.h"
+#include "kernels.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -17,7 +18,8 @@ typedef struct dnri_cuda {
     struct dnr_device base;
     int index; /* of the device: cuda:INDEX */
     int sms;   /* multiprocessors */
-    int cc;    /* compute capability: 90 */
+    k_device k;
+    int cc; /* compute capability: 90 */
     cudaStream_t lane[DNRI_LANES];
     cudaEvent_t mark[DNRI_MARKS], fence;
     int64_t allocs, syncs;
@@ -115,5 +117,12 @@ const char *dnri_cuda_access(dnr_dtype t, int64_t c, char buf[32]);
 extern const dnri_lowering dnri_cuda_engine[], dnri_cuda_conv[], dnri_cuda_conv_act[],
     dnri_cuda_norm[], dnri_cuda_pool[], dnri_cuda_norm_pool[], dnri_cuda_algbn[],
     dnri_cuda_packed_conv[], dnri_cuda_dense[], dnri_cuda_loss[], dnri_cuda_shortcut[];
+
+/* ---- conv.c: an op that does not always pay */
+typedef struct dnri_cuda_pays {
+    const dnri_op_def *def;
+    bool (*pays)(dnr_device *dev, const dnr_graph *g, const dnri_op *op);
+} dnri_cuda_pays;
+extern const dnri_cuda_pays dnri_cuda_conv_pays;
 
 #endif

@@ -13,6 +13,15 @@
 extern "C" {
 #endif
 
+/* What kernels need to know of the device. */
+#define K_GATE_BYTES 64
+typedef struct k_device {
+    int sms;       /* multiprocessors */
+    size_t shared; /* bytes of shared memory that one block can have */
+    unsigned *
+        gates; /* [sms · K_GATE_BYTES], for blocks that wait for each other; one launch at a time */
+} k_device;
+
 /* Blocks of k_stat's first stage: its workspace is K_STAT_BLOCKS k_stat_part. */
 #define K_STAT_BLOCKS 512
 typedef struct k_stat_part {

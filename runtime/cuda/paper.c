@@ -102,6 +102,7 @@ dnr_status dnri_cuda_paper(const char *properties, int sms, int cc, size_t bytes
     d->base.be = &backend;
     d->sms = sms;
     d->cc = cc;
+    d->k = (k_device){.sms = sms, .shared = (size_t)(cc >= 90 ? 227 : cc == 80 ? 163 : 99) << 10};
     d->paper_memory = bytes;
     snprintf(d->base.name, sizeof d->base.name, "cuda on paper");
     snprintf(d->base.description, sizeof d->base.description, "a GPU that is not there");
