@@ -130,6 +130,30 @@ typedef struct k_algbn_args {
 size_t k_algbn_workspace(int64_t k, int64_t c);
 void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, void *workspace);
 
+/* ---- algbn_stats.cu: its forward pass. State's algbn_… are set anew where `first` and header->first. */
+typedef struct k_algbn_stats_args {
+    int type;
+    int64_t rows, k, c;                                /* M; w [k,c] */
+    const void *a, *w;                                 /* a [rows,c] */
+    const float *gram, *sum_a;                         /* [c,c], [c] */
+    float *running_mean, *running_var, *mean, *invstd; /* [k] */
+    double eps, momentum, guard; /* from which |mean|·invstd on the variance is made of a */
+    bool first;
+} k_algbn_stats_args;
+size_t k_algbn_stats_workspace(int64_t k, int64_t c);
+void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_header *header,
+                   dnri_state *state, void *workspace);
+
+typedef struct k_algbn_fold_args {
+    int type;
+    int64_t rows, k, c;
+    const void *w;
+    const float *sum_a, *gamma, *beta, *invstd;
+    void *wf;
+    float *shift;
+} k_algbn_fold_args;
+void k_algbn_fold(cudaStream_t s, const k_algbn_fold_args *a);
+
 /* ---- narrow.cu: d [rows,n] = act([a0 | a1] · [b0 ; b1] + shift + residual), sums in fp32, rounded once. F16 and
  * BF16, on sm_80 and later. d may lie over the residual. */
 typedef struct k_narrow_args {

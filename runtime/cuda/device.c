@@ -429,9 +429,19 @@ static void counters(dnr_device *dev, int64_t *allocs, int64_t *syncs)
 /* ---------------------------------------------------------------- lowering */
 
 static const dnri_lowering *const tables[] = {
-    dnri_cuda_engine,    dnri_cuda_conv,     dnri_cuda_norm,        dnri_cuda_pool,
-    dnri_cuda_norm_pool, dnri_cuda_algbn,    dnri_cuda_packed_conv, dnri_cuda_dense,
-    dnri_cuda_loss,      dnri_cuda_shortcut, dnri_cuda_conv_act,    NULL,
+    dnri_cuda_engine,
+    dnri_cuda_conv,
+    dnri_cuda_norm,
+    dnri_cuda_pool,
+    dnri_cuda_norm_pool,
+    dnri_cuda_algbn,
+    dnri_cuda_algbn_fwd,
+    dnri_cuda_packed_conv,
+    dnri_cuda_dense,
+    dnri_cuda_loss,
+    dnri_cuda_shortcut,
+    dnri_cuda_conv_act,
+    NULL,
 };
 
 static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)

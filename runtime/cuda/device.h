@@ -116,7 +116,8 @@ const char *dnri_cuda_access(dnr_dtype t, int64_t c, char buf[32]);
 /* ---- lowering tables, each ended by a row without def */
 extern const dnri_lowering dnri_cuda_engine[], dnri_cuda_conv[], dnri_cuda_conv_act[],
     dnri_cuda_norm[], dnri_cuda_pool[], dnri_cuda_norm_pool[], dnri_cuda_algbn[],
-    dnri_cuda_packed_conv[], dnri_cuda_dense[], dnri_cuda_loss[], dnri_cuda_shortcut[];
+    dnri_cuda_algbn_fwd[], dnri_cuda_packed_conv[], dnri_cuda_dense[], dnri_cuda_loss[],
+    dnri_cuda_shortcut[];
 
 /* ---- conv.c: an op that does not always pay */
 typedef struct dnri_cuda_pays {

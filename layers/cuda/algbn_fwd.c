@@ -1,0 +1,173 @@
+/* algbn_fwd.c: algebraic batch norm forwards: statistics, folding, and the join with the residual as one product. */
+#include "../../runtime/cuda/product.h"
+#include "../layers.h"
+#include "kernels.h"
+
+enum { S_GRAM, S_SUM_A, S_A, S_W, S_MEAN, S_VAR, S_HEADER }; /* in of algbn.stats */
+enum { F_W, F_SUM_A, F_GAMMA, F_BETA, F_INVSTD };            /* in of algbn.fold */
+enum { J_A, J_WF, J_SHIFT, J_RESIDUAL };                     /* in of algbn.join */
+
+static int64_t rows_of(const dnr_desc *x)
+{
+    return x->dim[0] * x->dim[1] * x->dim[2];
+}
+
+/* ---------------------------------------------------------------- algbn.stats and algbn.fold */
+
+static dnr_status run_stats(dnri_cuda_op *s)
+{
+    const dnri_algbn_stats_attr *attr = (const dnri_algbn_stats_attr *)s->op.attr;
+    void *const *in = s->at.in, *const *out = s->at.out;
+    const k_algbn_stats_args a = {.type = (int)s->in[S_W].dtype,
+                                  .rows = attr->rows,
+                                  .k = s->in[S_W].dim[0],
+                                  .c = s->in[S_W].dim[3],
+                                  .a = in[S_A],
+                                  .w = in[S_W],
+                                  .gram = in[S_GRAM],
+                                  .sum_a = in[S_SUM_A],
+                                  .running_mean = in[S_MEAN],
+                                  .running_var = in[S_VAR],
+                                  .mean = out[0],
+                                  .invstd = out[1],
+                                  .eps = attr->eps,
+                                  .momentum = attr->momentum,
+                                  .guard = DNRI_ALGBN_GUARD,
+                                  .first = attr->first};
+    k_algbn_stats(s->stream, &a, in[S_HEADER], out[2], s->at.workspace);
+    return DNR_OK;
+}
+
+static dnr_status lower_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
+{
+    const dnr_desc *w = dnri_desc(g, op->in[S_W]);
+    DNR_TRY(dnri_cuda_lower(dev, g, op, run_stats, 2, "k_algbn tf32 x 2", out, NULL));
+    out->workspace = k_algbn_stats_workspace(w->dim[0], w->dim[3]);
+    return DNR_OK;
+}
+
+static dnr_status run_fold(dnri_cuda_op *s)
+{
+    const k_algbn_fold_args a = {.type = (int)s->in[F_W].dtype,
+                                 .rows = ((const dnri_algbn_attr *)s->op.attr)->rows,
+                                 .k = s->in[F_W].dim[0],
+                                 .c = s->in[F_W].dim[3],
+                                 .w = s->at.in[F_W],
+                                 .sum_a = s->at.in[F_SUM_A],
+                                 .gamma = s->at.in[F_GAMMA],
+                                 .beta = s->at.in[F_BETA],
+                                 .invstd = s->at.in[F_INVSTD],
+                                 .wf = s->at.out[0],
+                                 .shift = s->at.out[1]};
+    k_algbn_fold(s->stream, &a);
+    return DNR_OK;
+}
+
+static dnr_status lower_fold(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_fold, 1, "k_algbn_fold", out, NULL);
+}
+
+/* ---------------------------------------------------------------- algbn.join */
+
+/* 16 bits: one pass of our own, since cuBLASLt would take a shift of 16 bits alone. */
+static k_narrow_args join_args(const dnri_cuda *d, const dnr_desc *a, const dnr_desc *wf)
+{
+    return (k_narrow_args){.type = (int)a->dtype,
+                           .sms = d->sms,
+                           .cc = d->cc,
+                           .rows = rows_of(a),
+                           .n = (int)wf->dim[0],
+                           .depth = {(int)a->dim[3]},
+                           .b_t = true};
+}
+
+static dnr_status run_join(dnri_cuda_op *s)
+{
+    k_narrow_args a = join_args(s->dev, &s->in[J_A], &s->in[J_WF]);
+    a.a[0] = s->at.in[J_A];
+    a.b[0] = s->at.in[J_WF];
+    a.shift = s->at.in[J_SHIFT];
+    a.residual = s->at.in[J_RESIDUAL];
+    a.d = s->at.out[0];
+    a.mask = s->op.n_out > 1 ? s->at.out[1] : NULL;
+    a.relu = ((const dnri_algbn_join_attr *)s->op.attr)->relu;
+    k_narrow(s->stream, &a);
+    return DNR_OK;
+}
+
+/* fp32: a product of cuBLASLt's. */
+static dnr_status run_join_wide(dnri_cuda_op *s)
+{
+    const dnri_product_at at = {.a = s->at.in[J_A],
+                                .b = s->at.in[J_WF],
+                                .c = s->at.in[J_RESIDUAL],
+                                .bias = s->at.in[J_SHIFT],
+                                .d = s->at.out[0],
+                                .workspace = s->at.workspace};
+    return dnri_product_run(s->dev, s->own, s->stream, &at);
+}
+
+static dnr_status lower_join(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    const dnr_desc *a = dnri_desc(g, op->in[J_A]), *wf = dnri_desc(g, op->in[J_WF]);
+    const dnri_product_spec z = {.m = rows_of(a),
+                                 .n = wf->dim[0],
+                                 .l = a->dim[3],
+                                 .b_t = 1,
+                                 .in = a->dtype,
+                                 .out = a->dtype,
+                                 .bias = 1,
+                                 .add = op->in[J_RESIDUAL] >= 0,
+                                 .relu = ((const dnri_algbn_join_attr *)op->attr)->relu};
+    const dnri_product *p;
+    dnri_cuda_op *s;
+    if (a->dtype != DNR_F32) {
+        DNR_TRY(dnri_cuda_lower(dev, g, op, run_join, 1, "k_narrow", out, NULL));
+        out->in_place = true;
+        return DNR_OK;
+    }
+    DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, o, &p));
+    DNR_TRY(dnri_cuda_lower(dev, g, op, run_join_wide, 1, dnri_product_impl(p), out, &s));
+    s->own = (void *)p; /* the device's */
+    out->workspace = dnri_product_workspace(p);
+    return DNR_OK;
+}
+
+/* ---------------------------------------------------------------- what the device has */
+
+/* As algbn.c's. */
+static bool able(dnr_device *dev, const dnr_graph *g, const dnr_desc *w)
+{
+    return w->dim[0] % 8 == 0 && w->dim[3] % 8 == 0 && dnri_cuda_of(dev)->cc >= 80 &&
+           !dnri_graph_numerics(g)->tf32;
+}
+
+static bool has_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return able(dev, g, dnri_desc(g, op->in[S_W]));
+}
+
+static bool has_fold(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return able(dev, g, dnri_desc(g, op->in[F_W]));
+}
+
+static bool has_join(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    const dnr_desc *a = dnri_desc(g, op->in[J_A]), *wf = dnri_desc(g, op->in[J_WF]);
+    const k_narrow_args args = join_args(dnri_cuda_of(dev), a, wf);
+    if (a->dtype == DNR_F32)
+        return op->n_out == 1 && able(dev, g, wf);
+    return k_narrow_takes(&args);
+}
+
+const dnri_lowering dnri_cuda_algbn_fwd[] = {
+    {&dnri_def_algbn_stats, has_stats, lower_stats},
+    {&dnri_def_algbn_fold, has_fold, lower_fold},
+    {&dnri_def_algbn_join, has_join, lower_join},
+    {0},
+};
