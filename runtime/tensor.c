@@ -28,18 +28,26 @@ typedef struct layout {
 } layout;
 static const layout fp16 = {5, 10}, bf16 = {8, 7};
 
-static double widen(uint16_t code, layout l)
+static double from_bits(uint32_t bits)
 {
-    int top = (1 << l.exp) - 1, bias = top >> 1;
-    int e = (code & 0x7fff) >> l.mant, m = code & ((1 << l.mant) - 1);
-    double v;
-    if (e == top)
-        v = m ? (double)NAN : (double)INFINITY;
-    else if (e == 0)
-        v = ldexp(m, 1 - bias - l.mant);
-    else
-        v = ldexp(m + (1 << l.mant), e - bias - l.mant);
-    return code & 0x8000 ? -v : v;
+    float v;
+    memcpy(&v, &bits, sizeof v);
+    return (double)v;
+}
+
+/* Every code of either type is a float, too. */
+static double widen_half(uint16_t code)
+{
+    const uint32_t sign = (uint32_t)(code & 0x8000) << 16, rest = (uint32_t)(code & 0x7fff) << 13;
+    const uint32_t e = code >> 10 & 31;
+    if (e == 0) /* subnormal */
+        return (sign ? -0x1p-24 : 0x1p-24) * (code & 0x3ff);
+    return from_bits(sign | (e == 31 ? rest | 0x7f800000u : rest + (112u << 23)));
+}
+
+static double widen_brain(uint16_t code)
+{
+    return from_bits((uint32_t)code << 16);
 }
 
 /* Rounds once, from the bits of the double: by way of a float, ties would be rounded twice. */
@@ -93,10 +101,10 @@ void dnri_to_double(dnr_dtype t, const void *src, double *dst, size_t n)
         EACH(double, int32_t, s[i]);
         break;
     case DNR_F16:
-        EACH(double, uint16_t, widen(s[i], fp16));
+        EACH(double, uint16_t, widen_half(s[i]));
         break;
     case DNR_BF16:
-        EACH(double, uint16_t, widen(s[i], bf16));
+        EACH(double, uint16_t, widen_brain(s[i]));
         break;
     case DNR_F32:
         EACH(double, float, (double)s[i]);

@@ -350,10 +350,13 @@ dnr_status dnr_trainer_predict(dnr_trainer *t, const dnr_batch *b, float *logits
                      dnri_bytes(d)));
     DNR_TRY(be->mark(t->dev, DNRI_COMPUTE, MARK_EVAL));
     DNR_TRY(wait_for(t, MARK_EVAL, "a forward pass"));
-    for (int64_t n = 0; n < dnri_count(d); n++) {
-        double v;
-        dnri_to_double(d->dtype, (char *)t->logits + (size_t)n * dnri_dtype_size(d->dtype), &v, 1);
-        logits[n] = (float)v;
+    for (int64_t at = 0, n; at < dnri_count(d); at += n) {
+        double v[256];
+        n = dnri_count(d) - at < 256 ? dnri_count(d) - at : 256;
+        dnri_to_double(d->dtype, (char *)t->logits + (size_t)at * dnri_dtype_size(d->dtype), v,
+                       (size_t)n);
+        for (int64_t i = 0; i < n; i++)
+            logits[at + i] = (float)v[i];
     }
     return DNR_OK;
 }

@@ -253,10 +253,11 @@ __global__ void __launch_bounds__(THREADS)
 /* A block for each picture (x) and part of its channels (y); threads share the pixels out and merge in pairs. */
 template <class T, int N>
 __global__ void __launch_bounds__(THREADS)
-    k_global_pool_kernel(int pixels, int vecs, const T *__restrict__ x, T *__restrict__ y)
+    k_global_pool_kernel(int pixels, int vecs, int width, const T *__restrict__ x,
+                         T *__restrict__ y)
 {
     __shared__ float sm[N][THREADS];
-    int first = (int)blockIdx.y * THREADS, cols = vecs - first < THREADS ? vecs - first : THREADS;
+    int first = (int)blockIdx.y * width, cols = vecs - first < width ? vecs - first : width;
     int groups = THREADS / cols, group = (int)threadIdx.x / cols;
     int col = first + (int)threadIdx.x % cols;
     float sum[N];
@@ -393,9 +394,11 @@ void k_global_pool(cudaStream_t s, const k_pool_args *a, const void *x, void *y)
         using T = decltype(t);
         constexpr int N = decltype(n)::value;
         int vecs = a->c / N;
-        dim3 grid((unsigned)a->n, (unsigned)((vecs + THREADS - 1) / THREADS));
+        /* channels of a block: few pictures leave its threads to share the pixels out */
+        const int width = (int64_t)a->n * vecs < (int64_t)a->sms * THREADS ? 16 : THREADS;
+        dim3 grid((unsigned)a->n, (unsigned)((vecs + width - 1) / width));
         k_global_pool_kernel<T, N>
-            <<<grid, THREADS, 0, s>>>(a->h * a->w, vecs, (const T *)x, (T *)y);
+            <<<grid, THREADS, 0, s>>>(a->h * a->w, vecs, width, (const T *)x, (T *)y);
     });
 }
 
