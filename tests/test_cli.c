@@ -192,6 +192,8 @@ static void check_train_record(const json_t *r)
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         assert_true(number_of(r, numbers[i]) >= 0);
     assert_true(json_is_null(json_object_get(r, "grad_norm"))); /* no clipping */
+    assert_true(json_is_null(json_object_get(r, "algbn_ratio")) &&
+                json_is_null(json_object_get(r, "algbn_exact"))); /* not on a CPU */
     assert_true(number_of(r, "data_wait") <= 1.01);
     assert_float_equal(number_of(r, "samples"), 64 * number_of(r, "step"), 0);
     assert_float_equal(number_of(r, "epoch"), number_of(r, "samples") / 1438, 1e-6);

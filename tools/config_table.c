@@ -204,14 +204,18 @@ const cfg_key cfg_keys[] = {
          "of the first that cuDNN or oneDNN proposes. On the CPU in fp32 they include Winograd's "
          "method, with about four times the rounding error."),
     CHOICE(
-        "cudnn.fusion", cudnn.fusion, "auto|off|d1|d2", "auto",
+        "cudnn.fusion", cudnn.fusion, "auto|off|d1|d2|d3", "auto",
         "Fewer passes over memory. `d1`: the stem's batch norm, ReLU and max pool are one pass; on "
         "CUDA, convolutions in fp16 sum up the statistics of the batch norm that follows, and in "
         "16 bits a batch norm behind a residual leaves a mask for its gradient; `d2`: "
         "also algebraic batch norm, where the device has it (CUDA): the gradients of 1x1 "
         "convolutions that widen (the last of a bottleneck block, and projections) and of the "
         "batch norm behind them come without the tensor between the two, which is then not kept; "
-        "`auto`: `d1`. All but `off` also fold batch norm into the convolutions for evaluation. "
+        "`d3`: the forward pass of these layers does not write that tensor either, and "
+        "`algbn_ratio` and `algbn_exact` in the log tell how far means were from 0 beside "
+        "spreads, and how many channels were too far, so that their variance was taken the long "
+        "way; `auto`: `d1`. All but `off` also fold batch norm into the convolutions for "
+        "evaluation. "
         "The "
         "results differ by rounding only."),
     PATH("cudnn.cache", cudnn.cache,

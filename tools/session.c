@@ -165,7 +165,7 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
     char cache[4096];
     static const char *const stems[] = {NULL, "imagenet", "cifar"};
     static const dnr_fusion fusions[] = {DNR_FUSION_AUTO, DNR_FUSION_OFF, DNR_FUSION_D1,
-                                         DNR_FUSION_D2};
+                                         DNR_FUSION_D2, DNR_FUSION_D3};
     dnr_trainer_opts o = {
         .model = {.name = c->model.name,
                   .classes = (int)c->model.classes,

@@ -42,6 +42,8 @@ typedef struct loop {
     int64_t epochs; /* completed */
     sums window;    /* since the last record */
     sums recent;    /* what the live line shows */
+    double ratio;   /* largest algbn_ratio since the last record, and the sum of algbn_exact */
+    int64_t exact;
     double started, eval_seconds;
     double last_time, last_wait; /* when the last step was described; the loader's wait then */
     int evals;
@@ -123,16 +125,20 @@ static dnr_status write_record(loop *l)
     const dnr_metrics *m = &l->m;
     const sums *w = &l->window;
     json_t *j = json_pack(
-        "{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "event", "train",
-        "step", (json_int_t)m->step, "epoch", rundir_real(epoch_of(l, m->samples)), "samples",
-        (json_int_t)m->samples, "loss", rundir_real(w->loss / w->steps), "top1",
+        "{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o}", "event",
+        "train", "step", (json_int_t)m->step, "epoch", rundir_real(epoch_of(l, m->samples)),
+        "samples", (json_int_t)m->samples, "loss", rundir_real(w->loss / w->steps), "top1",
         rundir_real(w->top1 / w->steps), "top5", rundir_real(w->top5 / w->steps), "lr",
         rundir_real(m->lr), "images_per_s", rundir_real(w->samples / w->seconds), "data_wait",
         rundir_real(w->waited / w->seconds), "loss_scale", rundir_real(m->loss_scale), "skipped",
         (json_int_t)m->skipped, "grad_norm",
-        l->s->cfg.train.clip_norm > 0 ? rundir_real(m->grad_norm) : json_null(), "seconds",
+        l->s->cfg.train.clip_norm > 0 ? rundir_real(m->grad_norm) : json_null(), "algbn_ratio",
+        l->ratio > 0 ? rundir_real(l->ratio) : json_null(), "algbn_exact",
+        l->ratio > 0 ? json_integer((json_int_t)l->exact) : json_null(), "seconds",
         rundir_real(tool_now() - l->started));
     l->window = (sums){0};
+    l->ratio = 0;
+    l->exact = 0;
     return rundir_record(l->dir, j, l->err);
 }
 
@@ -153,6 +159,8 @@ static dnr_status note(loop *l, const dnr_metrics *m)
                 stats.wait_s - l->last_wait};
     l->m = *m;
     l->seen = m->step;
+    l->ratio = fmax(l->ratio, m->algbn_ratio);
+    l->exact += m->algbn_exact;
     l->last_time = now;
     l->last_wait = stats.wait_s;
     add(&l->window, &one);
