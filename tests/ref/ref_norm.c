@@ -159,7 +159,7 @@ static void norm_bwd_sums(const ref_step *s)
         sum[c] = dot[c] = 0;
         for (int64_t i = c; i < n; i += C) {
             double dz = dy[i] + (dy2 ? dy2[i] : 0);
-            if (a->relu && !positive(s, i))
+            if (a->relu && !ref_positive(s->in[B_Y].dtype, s->at.in[B_Y], i))
                 dz = 0;
             if (dresidual)
                 dresidual[i] = dz;
@@ -185,7 +185,7 @@ static void norm_bwd_dx(const ref_step *s)
         const int64_t c = i % C;
         const double xhat = (x[i] - mean[c]) * invstd[c];
         double dz = dy[i] + (dy2 ? dy2[i] : 0);
-        if (a->relu && !positive(s, i))
+        if (a->relu && !ref_positive(s->in[B_Y].dtype, s->at.in[B_Y], i))
             dz = 0;
         dx[i] = gamma[c] * invstd[c] * (dz - sum[c] / M - xhat * dot[c] / M);
     }
