@@ -196,6 +196,44 @@ static void build_dgrad(bench *b)
     b->flops = 2.0 * (double)(b->m * c * (c + k));
 }
 
+/* Values that leave no channel beyond the guard. */
+static void build_stats(bench *b)
+{
+    const int64_t c = b->l->c, k = b->l->k;
+    const double m = (double)b->m;
+    const dnr_dtype t = b->r.num.master;
+    const dnri_algbn_stats_attr attr = {b->m, DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, true};
+    const dnr_tid in[] = {
+        leaf(b, dnri_desc4(t, c, 1, 1, c), sqrt(m), 0),
+        leaf(b, dnri_desc1(t, c), sqrt(m), 0),
+        leaf(b, image(b, c), 1, 0),
+        leaf(b, dnri_desc4(b->r.num.compute, k, 1, 1, c), 0.1, 0),
+        leaf(b, dnri_desc1(t, k), 0.1, 0),
+        leaf(b, dnri_desc1(t, k), 0.1, 1),
+        dnri_slab_tensor(b->r.g, DNRI_HEADER),
+    };
+    dnr_tid out[] = {DNRI_NONE, DNRI_NONE, dnri_slab_tensor(b->r.g, DNRI_STATE)};
+    OK(dnri_emit(b->r.g, &dnri_def_algbn_stats, "l", &attr, sizeof attr, 7, in, 3, out));
+    b->bytes = (double)(c * c) * 4 + (double)(k * c) * size_of(b);
+    b->flops = 2.0 * (double)(k * c * c);
+}
+
+static void build_join(bench *b)
+{
+    const int64_t c = b->l->c, k = b->l->k;
+    const bool mask = b->l->join && size_of(b) == 2;
+    const dnri_algbn_join_attr attr = {b->l->join};
+    dnr_tid in[] = {leaf(b, image(b, c), 1, 0.5),
+                    leaf(b, dnri_desc4(b->r.num.compute, k, 1, 1, c), 0.1, 0),
+                    leaf(b, dnri_desc1(b->r.num.master, k), 0.3, 0), DNRI_NONE};
+    if (b->l->join)
+        in[3] = leaf(b, image(b, k), 1, 0);
+    emit(b, &dnri_def_algbn_join, &attr, sizeof attr, 4, in, mask ? 2 : 1);
+    b->bytes = (double)(b->m * (c + (b->l->join ? 2 : 1) * k)) * size_of(b) +
+               (mask ? (double)(b->m * k) / 8 : 0);
+    b->flops = 2.0 * (double)(b->m * c * k);
+}
+
 static void build_norm_bwd(bench *b)
 {
     const bool join = b->l->join, bits = size_of(b) == 2;
@@ -409,6 +447,30 @@ static void check_dgrad(bench *b)
     free(want);
 }
 
+static void check_join(bench *b)
+{
+    enum { A, W, SHIFT, RESIDUAL };
+    const int64_t c = b->l->c, k = b->l->k;
+    const values *v = b->v;
+    double *y = read_out(b, 0), *want = calloc((size_t)(SAMPLES * k), sizeof *want);
+    assert_non_null(want);
+    for (int64_t s = 0; s < SAMPLES; s++) {
+        const int64_t i = s * (b->m - 1) / (SAMPLES - 1);
+        for (int64_t j = 0; j < k; j++) {
+            double sum = value(&v[SHIFT], j);
+            for (int64_t l = 0; l < c; l++)
+                sum += value(&v[A], i * c + l) * value(&v[W], j * c + l);
+            if (b->l->join)
+                sum += value(&v[RESIDUAL], i * k + j);
+            want[s * k + j] = b->l->join && sum < 0 ? 0 : sum;
+        }
+        memmove(y + s * k, y + i * k, (size_t)k * sizeof *y);
+    }
+    judge(b, "y", y, want, SAMPLES * k, size_of(b) == 2 ? rounding() : SUMS);
+    free(y);
+    free(want);
+}
+
 /* ---- running */
 
 static double now(void)
@@ -504,6 +566,10 @@ static bool supported(void)
     build_coef(&b);
     b.n_leaves = 0;
     build_dgrad(&b);
+    b.n_leaves = 0;
+    build_stats(&b);
+    b.n_leaves = 0;
+    build_join(&b);
     bool has = true;
     for (int i = 0; i < dnri_graph_ops(b.r.g); i++)
         has &= dnri_device_supports(device, b.r.g, dnri_graph_op_c(b.r.g, i));
@@ -546,6 +612,8 @@ int main(int argc, char **argv)
         ours += run("gram", l, build_gram, check_product);
         ours += run("coef", l, build_coef, check_coef);
         ours += run("dgrad", l, build_dgrad, check_dgrad);
+        run("stats", l, build_stats, NULL);
+        run("join", l, build_join, check_join);
         plain += run("norm.bwd", l, build_norm_bwd, NULL);
         plain += run("wgrad", l, build_wgrad, NULL);
         plain += run("conv.dgrad", l, build_conv_dgrad, NULL);
