@@ -195,7 +195,7 @@ dnr_status dnr_checkpoint_save(dnr_trainer *t, const char *folder, const char *c
     DNR_FAIL(DNR_EDATA, "use another checkpoint; --resume auto takes the newest whole one",        \
              __VA_ARGS__)
 
-/* What lacks for a moment makes no checkpoint damaged: it must not be passed over. */
+/* What lacks for a moment, or is kept from this user, is not damaged: it must not be passed over. */
 static dnr_status unreadable(const char *doing, const char *name)
 {
     if (errno == ENOMEM)
@@ -203,6 +203,9 @@ static dnr_status unreadable(const char *doing, const char *name)
     if (errno == EMFILE || errno == ENFILE)
         return DNR_FAIL(DNR_EFAIL, "raise the limit on open files (ulimit -n)", "cannot %s %s: %s",
                         doing, name, strerror(errno));
+    if (errno == EACCES || errno == EPERM)
+        return DNR_FAIL(DNR_EDISK, "make it readable for this user", "cannot %s %s: %s", doing,
+                        name, strerror(errno));
     return DAMAGED("cannot %s %s: %s", doing, name, strerror(errno));
 }
 

@@ -37,7 +37,7 @@ static dnr_status resolve_run(tool_args *a, char cfg_path[CFG_TEXT], char weight
         return DNR_OK;
     snprintf(cfg_path, CFG_TEXT, "%s/resolved.cfg", a->cfg);
     snprintf(weights, CFG_TEXT, "%s/checkpoints/last/model.safetensors", a->cfg);
-    if (access(cfg_path, R_OK) != 0) {
+    if (access(cfg_path, F_OK) != 0) {
         tool_fail(err, DNR_EUSAGE, "command line",
                   "%.400s is a folder, but no run: it has no resolved.cfg", a->cfg);
         return tool_remedy(err, "give a cfg, or the folder of a run");

@@ -417,6 +417,10 @@ dnr_status cfg_load(cfg *c, const char *name, char *const set[], int n_set, dnr_
     cfg_init(c);
     if (snprintf(path, sizeof path, "%s", name) < (int)sizeof path)
         f = fopen(path, "r");
+    if (!f && errno == EACCES) {
+        tool_fail(err, DNR_EUSAGE, "command line", "cannot read %.400s: %s", path, strerror(errno));
+        return tool_remedy(err, "make it readable for this user");
+    }
     for (int i = 0; !f && !strchr(name, '/') && shipped_folder(i, dir); i++)
         if (snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path)
             f = fopen(path, "r");
