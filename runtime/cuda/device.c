@@ -352,13 +352,14 @@ static dnr_status set_up(dnri_cuda *d)
     void *gates;
     DNR_TRY(dnri_cuda_malloc(d, (size_t)d->sms * K_GATE_BYTES, "gates between blocks", &gates));
     d->k.gates = gates;
-    DNRI_CUDA(cudaMemset(gates, 0, (size_t)d->sms * K_GATE_BYTES), "zeroing the gates");
     int low, high;
     DNRI_CUDA(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for priorities");
     for (int l = 0; l < DNRI_LANES; l++) /* communication overtakes the backward pass */
         DNRI_CUDA(cudaStreamCreateWithPriority(&d->lane[l], cudaStreamNonBlocking,
                                                l == DNRI_COMM ? high : low),
                   "making the %s lane", lane_names[l]);
+    DNRI_CUDA(cudaMemsetAsync(gates, 0, (size_t)d->sms * K_GATE_BYTES, d->lane[DNRI_COMPUTE]),
+              "zeroing the gates"); /* on the lane that uses them */
     for (int i = 0; i < DNRI_MARKS; i++)
         DNRI_CUDA(cudaEventCreateWithFlags(&d->mark[i], cudaEventDisableTiming), "making a mark");
     DNRI_CUDA(cudaEventCreateWithFlags(&d->fence, cudaEventDisableTiming), "making a fence");
