@@ -7,7 +7,8 @@ static dnr_status multiply(dnri_cuda_op *s, const void *a, const void *b, const 
 {
     return dnri_product_run(
         s->dev, s->own, s->stream,
-        &(dnri_product_at){a, b, bias, .d = s->at.out[0], .workspace = s->at.workspace});
+        &(dnri_product_at){
+            .a = a, .b = b, .bias = bias, .d = s->at.out[0], .workspace = s->at.workspace});
 }
 
 static dnr_status run_fprop(dnri_cuda_op *s)
