@@ -43,8 +43,11 @@ typedef struct dnri_lower_opts {
     bool benchmark;       /* time candidates */
     size_t workspace_cap; /* bytes for one step */
     bool apart;           /* no output lies over an input: for tests */
-    const char *cache;    /* file of choices made by timing (choices.h); NULL: none */
-    dnr_comm *comm;       /* for reduce (reduce.h); NULL: there is none */
+    const char *pins;     /* dnr_trainer_opts.pins; may be NULL: pins.h */
+    dnr_tune_fn tried;    /* told of each contest, which is held anew; NULL: nobody */
+    void *tried_user;
+    const char *cache; /* file of choices made by timing (choices.h); NULL: none */
+    dnr_comm *comm;    /* for reduce (reduce.h); NULL: there is none */
     size_t
         bucket_bytes; /* in which pieces gradients are, or would be, summed over ranks; 0: the default */
 } dnri_lower_opts;

@@ -350,6 +350,10 @@ typedef struct dnr_trainer_opts {
     double memory_fraction; /* most of the device's memory that may be planned; 0 = 0.9 */
     int64_t workspace_mb;   /* cap of one launch's workspace; 0 = 1024 */
     bool benchmark;         /* time candidate implementations before step one */
+    const char *
+        pins; /* lines "LAYER.PASS=ENGINE": on CUDA, in training, the convolution LAYER computes PASS (fprop, dgrad
+                         or wgrad) by this engine of cuDNN's, as dnr_tune writes it; where cuDNN no longer does,
+                         another is taken, with a remark. NULL: none */
     const char
         *cache; /* file that keeps what `benchmark` chose on a GPU, for later starts; NULL: none */
     int64_t eval_batch; /* 0 = batch */
@@ -488,6 +492,28 @@ typedef enum dnr_explain_form { DNR_EXPLAIN_TEXT, DNR_EXPLAIN_JSON } dnr_explain
  * is the input; afterwards the weights are initialised anew. Takes seconds. */
 dnr_status dnr_trainer_measure(dnr_trainer *t);
 dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE *out);
+/* One way to compute an op, as it was timed. */
+typedef struct dnr_tune_way {
+    const char *implementation;
+    double us;        /* < 0: it was left out: it fails, is wrong, or was hopeless */
+    size_t workspace; /* bytes */
+} dnr_tune_way;
+
+/* The contest of one op. Equal ops share one; each is told. */
+typedef struct dnr_tune_contest {
+    const char *layer, *pass, *op; /* "layer1.0.conv1", "fprop", "conv.stats" */
+    bool training;                 /* else of evaluation */
+    const char *problem;           /* its tensors */
+    const dnr_tune_way *ways;
+    int n, chosen;   /* chosen < 0: none of them was timed */
+    const char *pin; /* ENGINE for dnr_trainer_opts.pins; NULL: the device has no such names */
+} dnr_tune_contest;
+typedef void (*dnr_tune_fn)(void *user, const dnr_tune_contest *c);
+
+/* Times the convolutions of all programs that dnr_trainer_create would build, whatever opts->cache holds, keeps the
+ * choices there, and tells `fn` of each. Takes memory for timing alone. DNR_EUSAGE where opts say not to time. */
+dnr_status dnr_tune(dnr_device *dev, const dnr_trainer_opts *opts, dnr_tune_fn fn, void *user);
+
 /* A hash of the programs (not of the implementations chosen): equal on ranks that can work
  * together. */
 uint64_t dnr_trainer_plan_hash(const dnr_trainer *t);

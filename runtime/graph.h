@@ -69,10 +69,10 @@ struct dnri_op_def {
     /* Bit j of takes[k]: element i of output k needs input j at element i alone (beside sums over it), so that it may
      * be written over that input where it dies, by a back end that can (dnri_step.in_place). */
     unsigned takes[DNRI_MAX_OUT];
-    bool cheap;   /* bound by memory: DNR_RECOMPUTE_CHEAP may clone it */
-    bool small;   /* what it makes is small beside what it reads: kept, never made again */
+    bool cheap;     /* bound by memory: DNR_RECOMPUTE_CHEAP may clone it */
+    bool small;     /* what it makes is small beside what it reads: kept, never made again */
     unsigned spare; /* bit k: output k of a clone may be absent, where nothing reads it */
-    bool is_loss; /* the gradient walk starts here */
+    bool is_loss;   /* the gradient walk starts here */
 };
 
 /* `training` chooses what layers emit (norm.train or norm.eval). The graph borrows `params`. */

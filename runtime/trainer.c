@@ -8,6 +8,7 @@
 
 #include "engine_ops.h"
 #include "model.h"
+#include "pins.h"
 #include "reduce.h"
 #include "rewrite.h"
 #include "slot.h"
@@ -79,6 +80,17 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
     return dnri_emit_update(g, &update);
 }
 
+/* Of a forward graph, whose layers all programs share; once. */
+static dnr_status check_pins(dnr_trainer *t, const dnr_graph *g)
+{
+    if (!t->o.pins || t->pins_checked)
+        return DNR_OK;
+    t->pins_checked = true;
+    if (strcmp(t->dev->be->name, "cuda"))
+        dnri_log(DNR_LOG_INFO, "cudnn.pin.* is for CUDA and has no effect on %s", t->dev->name);
+    return dnri_pins_check(t->o.pins, g);
+}
+
 static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool benchmark,
                             dnri_program *out)
 {
@@ -87,6 +99,9 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
                              .benchmark = benchmark && !t->o.deterministic,
                              .workspace_cap = (size_t)t->o.workspace_mb << 20,
                              .apart = t->extra.apart,
+                             .pins = t->o.pins,
+                             .tried = benchmark ? t->extra.tried : NULL,
+                             .tried_user = t->extra.tried_user,
                              .cache = t->o.cache,
                              .comm = t->comm,
                              .bucket_bytes = bucket_bytes(t)};
@@ -94,9 +109,15 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
     if (!g)
         return DNR_FAIL_NOMEM();
     dnr_status s = emit_forward(t, g, training, batch, &out->logits);
+    if (s == DNR_OK && training)
+        s = check_pins(t, g);
     if (s == DNR_OK)
         s = training ? emit_training(t, g, which == DNRI_LAST)
                      : dnri_model_fuse_eval(g, t->dev, t->o.fusion, lower.benchmark);
+    if (s == DNR_OK && which == DNRI_LAST && t->o.pins && !t->pins_told) {
+        t->pins_told = true;
+        dnri_pins_remark(t->o.pins, g);
+    }
     if (s != DNR_OK) {
         dnri_graph_free(g);
         return s;
@@ -397,6 +418,22 @@ dnr_status dnr_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts, dnr
     return dnri_trainer_create(dev, opts, NULL, out);
 }
 
+dnr_status dnr_tune(dnr_device *dev, const dnr_trainer_opts *opts, dnr_tune_fn fn, void *user)
+{
+    const dnri_trainer_extra extra = {.planned = true, .tried = fn, .tried_user = user};
+    dnr_trainer *t;
+    size_t free_bytes, total;
+    if (!opts->benchmark || opts->deterministic)
+        return DNR_FAIL(DNR_EUSAGE, "set cudnn.benchmark = true and train.deterministic = false",
+                        "nothing is timed where %s",
+                        opts->deterministic ? "train.deterministic is on"
+                                            : "cudnn.benchmark is off");
+    DNR_TRY(dnri_trainer_create(dev, opts, &extra, &t));
+    dnr_trainer_destroy(t);
+    return dev->be->memory(dev, &free_bytes,
+                           &total); /* gives the tuner's memory back, and keeps what it found */
+}
+
 void dnr_trainer_destroy(dnr_trainer *t)
 {
     if (!t)
@@ -421,6 +458,7 @@ void dnr_trainer_destroy(dnr_trainer *t)
     free((char *)t->o.model.name);
     free((char *)t->o.model.stem);
     free((char *)t->o.cache);
+    free((char *)t->o.pins);
     free(t);
 }
 

@@ -22,6 +22,8 @@ typedef struct dnri_trainer_extra {
     int64_t algbn_rows; /* of dnri_fuse_opts */
     bool apart;         /* no output over an input: dnri_lower_opts */
     bool planned;       /* plans alone: nothing can be run */
+    dnr_tune_fn tried;  /* of dnri_lower_opts */
+    void *tried_user;
 } dnri_trainer_extra;
 
 /* Pinned host memory that copies read and write while the host goes on. */
@@ -64,7 +66,8 @@ struct dnr_trainer {
 
     int64_t steps, samples; /* enqueued */
     dnri_issued issued[2];  /* the last two steps */
-    dnr_error *lost;        /* why training cannot go on; NULL: it can */
+    bool pins_checked, pins_told;
+    dnr_error *lost; /* why training cannot go on; NULL: it can */
 
     dnr_comm *comm; /* NULL: alone */
     int world;

@@ -125,16 +125,18 @@ dnr_status dnri_trainer_options(const dnr_trainer_opts *in, dnr_trainer_opts *ou
     o.bucket_mb = o.bucket_mb != 0 ? o.bucket_mb : DNRI_BUCKET_BYTES / 0x1p20;
     DNR_TRY(check(&o));
     char *name = strdup(o.model.name), *stem = o.model.stem ? strdup(o.model.stem) : NULL;
-    char *cache = o.cache ? strdup(o.cache) : NULL;
-    if (!name || (o.model.stem && !stem) || (o.cache && !cache)) {
+    char *cache = o.cache ? strdup(o.cache) : NULL, *pins = o.pins ? strdup(o.pins) : NULL;
+    if (!name || (o.model.stem && !stem) || (o.cache && !cache) || (o.pins && !pins)) {
         free(name);
         free(stem);
         free(cache);
+        free(pins);
         return DNR_FAIL_NOMEM();
     }
     o.model.name = name;
     o.model.stem = stem;
     o.cache = cache;
+    o.pins = pins;
     *out = o;
     return DNR_OK;
 }

@@ -16,7 +16,8 @@
 
 static void help_and_version(void **state)
 {
-    static const char *const names[] = {"train", "eval", "predict", "bench", "plan", "version"};
+    static const char *const names[] = {"train", "eval", "predict", "bench",
+                                        "plan",  "tune", "version"};
     enum { N = sizeof names / sizeof names[0] };
     assert_int_equal(dnnrun("--help"), 0);
     for (int i = 0; i < N; i++)
@@ -180,6 +181,38 @@ static void plan_and_dry_run(void **state)
     has(out_text, "conv.fprop");
     assert_int_not_equal(access("dry", F_OK), 0);
     assert_int_not_equal(access("runs", F_OK), 0);
+}
+
+/* Of a network with convolutions of some size: each candidate with a time, one of them taken. */
+static void tune(void **state)
+{
+    NEEDS_CPU();
+    assert_int_equal(dnnrun("tune resnet18-cifar10.cfg device=cpu train.batch=4 --json"), 0);
+    json_t *all = parse(out_text), *contests = json_object_get(all, "contests"), *c;
+    size_t i;
+    assert_true(json_array_size(contests) > 5);
+    json_array_foreach(contests, i, c)
+    {
+        const json_t *ways = json_object_get(c, "ways");
+        const json_t *taken = json_array_get(ways, (size_t)number_of(c, "chosen"));
+        assert_true(json_array_size(json_object_get(c, "layers")) > 0);
+        assert_true(json_array_size(ways) > 0 && number_of(taken, "us") > 0);
+        for (size_t k = 0; k < json_array_size(ways); k++) {
+            const json_t *us = json_object_get(json_array_get(ways, k), "us");
+            assert_true(json_is_null(us) || json_real_value(us) > 0.9 * number_of(taken, "us"));
+        }
+    }
+    json_decref(all);
+    assert_int_equal(dnnrun("tune resnet18-cifar10.cfg device=cpu train.batch=4"), 0);
+    has(out_text, "conv.wgrad of ");
+    has(out_text, "\n  * ");
+    fails(2, "tune quickstart.cfg device=cpu --export", "no engines", "device = cuda");
+    fails(2, "tune quickstart.cfg device=cpu cudnn.benchmark=false", "nothing is timed",
+          "cudnn.benchmark = true");
+    fails(2, "plan quickstart.cfg device=cpu cudnn.pin.layer9.conv1.fprop=eng3",
+          "no convolution layer9.conv1", "leave the pin out");
+    assert_int_equal(dnnrun("plan quickstart.cfg device=cpu cudnn.pin.conv1.fprop=eng3"), 0);
+    has(err_text, "cudnn.pin.* is for CUDA");
 }
 
 /* ---------------------------------------------------------------- a run */
@@ -437,6 +470,7 @@ int main(void)
         cmocka_unit_test(bad_data_is_3),
         cmocka_unit_test(too_little_memory_is_4),
         cmocka_unit_test(plan_and_dry_run),
+        cmocka_unit_test(tune),
         cmocka_unit_test(a_short_run),
         cmocka_unit_test(divergence),
         cmocka_unit_test(bad_pictures_are_reported),

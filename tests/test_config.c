@@ -325,6 +325,28 @@ static void checks_over_several_keys(void **state)
     assert_int_equal(cfg_check(&c, &err), DNR_OK);
 }
 
+static void pins(void **state)
+{
+    static const char *const bad[][2] = {
+        {"[cudnn]\npin.conv1 = eng3\n", "names no pass of a layer"},
+        {"[cudnn]\npin.fprop = eng3\n", "names no pass of a layer"},
+        {"[cudnn]\npin.conv1.fprop =\n", "is no engine"},
+        {"[cudnn]\npin.conv1.fprop = eng3\npin.conv1.fprop = eng4\n", "given twice"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(read_text(bad[i][0]), DNR_EUSAGE);
+        assert_non_null(strstr(err.what, bad[i][1]));
+        assert_true(err.remedy[0]);
+    }
+    assert_int_equal(read_text("[cudnn]\npin.conv1.fprop = eng3\npin.conv1.dgrad = eng5\n"),
+                     DNR_OK);
+    assert_int_equal(cfg_set(&c, "cudnn.pin.conv1.fprop=eng4 k2=4", &err), DNR_OK); /* wins */
+    assert_int_equal(cfg_set(&c, "cudnn.pin.conv1.fprop=eng5", &err), DNR_EUSAGE);
+    assert_int_equal(c.n_pins, 2);
+    assert_string_equal(c.pins[0].name, "conv1.fprop");
+    assert_string_equal(c.pins[0].engine, "eng4 k2=4");
+}
+
 /* What cfg_write writes reads back as the same values. */
 static void written_cfgs_read_back(void **state)
 {
@@ -334,7 +356,8 @@ static void written_cfgs_read_back(void **state)
         read_text("device = cpu\n[model]\nname = resnet44\nzero_init_residual = "
                   "true\n[data]\ntrain = x y\n"
                   "mean = 0.1\n[train]\nclip_norm = 0.3\n[optim]\nlr = 0.1000000000000001\n"
-                  "milestones = 1.5,3,1e3\nschedule = poly\n[memory]\nrecompute = block\n"),
+                  "milestones = 1.5,3,1e3\nschedule = poly\n[memory]\nrecompute = auto:1.5\n"
+                  "[cudnn]\npin.conv1.fprop = eng3 k2=4,13=0\npin.a.b.wgrad = sums+eng4\n"),
         DNR_OK);
     cfg first = c;
     FILE *f = open_memstream(&text, &size);
@@ -343,6 +366,8 @@ static void written_cfgs_read_back(void **state)
     assert_int_equal(read_text(text), DNR_OK);
     memset(c.origin, 0, sizeof c.origin);
     memset(first.origin, 0, sizeof first.origin);
+    for (int i = 0; i < 2; i++)
+        c.pins[i].line = first.pins[i].line = 0;
     for (int i = 0; i < cfg_n_keys; i++) {
         char a[CFG_TEXT], b[CFG_TEXT];
         assert_string_equal(cfg_value(&c, &cfg_keys[i], a), cfg_value(&first, &cfg_keys[i], b));
@@ -458,6 +483,7 @@ int main(void)
         cmocka_unit_test(odd_files),
         cmocka_unit_test(command_line_wins),
         cmocka_unit_test(checks_over_several_keys),
+        cmocka_unit_test(pins),
         cmocka_unit_test(written_cfgs_read_back),
         cmocka_unit_test(shipped_cfgs_load),
         cmocka_unit_test(odd_paths),

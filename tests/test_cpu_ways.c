@@ -266,7 +266,9 @@ static void expect_way(race *r, int64_t key, int extra, int way)
     dnri_step step = {0};
     char want[16];
     const dnri_op op = {0};
-    assert_int_equal(dnri_cpu_fastest(dev, NULL, &op, &k, enter, r, extra, 1 << 20, &step), DNR_OK);
+    assert_int_equal(dnri_cpu_fastest(dev, NULL, &op, &k, enter, r, extra,
+                                      &(dnri_lower_opts){.workspace_cap = 1 << 20}, &step),
+                     DNR_OK);
     snprintf(want, sizeof want, "way %d", way);
     assert_string_equal(step.impl, want);
     step.drop(step.ctx);

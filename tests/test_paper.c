@@ -153,6 +153,97 @@ static void test_launches(void **state)
     }
 }
 
+/* ---- pins */
+
+/* What a tuner says, as lines of pins. */
+typedef struct told {
+    char pins[1 << 16];
+    int n, training;
+} told;
+
+static void take_note(void *user, const dnr_tune_contest *c)
+{
+    told *t = user;
+    t->n++;
+    if (!c->training)
+        return;
+    t->training++;
+    assert_non_null(c->pin);
+    assert_true(c->n == 0 && c->chosen < 0); /* nothing runs here */
+    const size_t at = strlen(t->pins);
+    snprintf(t->pins + at, sizeof t->pins - at, "%s.%s=%s\n", c->layer, c->pass, c->pin);
+}
+
+static int remarks;
+static void count_remark(void *user, dnr_log_level level, const char *text)
+{
+    remarks += strstr(text, user) != NULL;
+}
+
+static const char *impl_of(const dnr_trainer *t, const char *layer, const char *op)
+{
+    const dnri_plan *p = t->program[DNRI_LAST].plan;
+    for (int i = 0; i < p->n; i++)
+        if (!strcmp(dnri_graph_op_c(p->g, i)->name, layer) &&
+            !strcmp(dnri_graph_op_c(p->g, i)->def->name, op))
+            return p->steps[i].impl;
+    fail_msg("no %s of %s", op, layer);
+    return NULL;
+}
+
+static void test_pins(void **state)
+{
+    static told t;
+    dnr_trainer_opts o = options("resnet50", DNR_PRECISION_FP16, 32);
+    dnr_trainer *plain, *pinned;
+    char other[512];
+    if (!dev)
+        skip();
+    o.fusion = DNR_FUSION_D1;
+    OK(dnr_tune(dev, &o, take_note, &t));
+    assert_true(t.training >= 53 * 3 - 1 && t.n > t.training);
+    OK(dnri_trainer_create(dev, &o, &planned, &plain));
+
+    /* its own choices, pinned: the same plan, and no remark */
+    o.pins = t.pins;
+    dnr_set_log(count_remark, "cudnn.pin");
+    remarks = 0;
+    OK(dnri_trainer_create(dev, &o, &planned, &pinned));
+    assert_int_equal(remarks, 0);
+    const dnri_plan *a = plain->program[DNRI_LAST].plan, *b = pinned->program[DNRI_LAST].plan;
+    assert_true(dnri_plan_choices(a, 0) == dnri_plan_choices(b, 0));
+    dnr_trainer_destroy(pinned);
+
+    /* an engine that computes something else is left out with one remark; another layer's is taken */
+    const char *one = impl_of(plain, "layer1.0.conv2", "conv.wgrad"),
+               *two = impl_of(plain, "layer1.1.conv2", "conv.wgrad");
+    assert_string_equal(one, two);
+    snprintf(other, sizeof other, "layer1.0.conv2.wgrad=eng99999\nlayer1.1.conv2.wgrad=%s\n",
+             one + 6); /* after "cudnn " */
+    o.pins = other;
+    OK(dnri_trainer_create(dev, &o, &planned, &pinned));
+    assert_int_equal(remarks, 1);
+    assert_string_equal(impl_of(pinned, "layer1.0.conv2", "conv.wgrad"), one);
+    assert_string_equal(impl_of(pinned, "layer1.1.conv2", "conv.wgrad"), one);
+    dnr_trainer_destroy(pinned);
+    dnr_set_log(NULL, NULL);
+
+    static const char *const bad[] = {
+        "layer9.0.conv2.wgrad=eng3\n",      "layer1.0.conv2.wgrad=engine 3\n",
+        "layer1.0.conv2.up=eng3\n",         "layer1.0.conv2.wgrad=eng3 k2=\n",
+        "layer1.0.conv2.dgrad=sums+eng3\n", "nonsense\n"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        o.pins = bad[i];
+        assert_int_equal(dnri_trainer_create(dev, &o, &planned, &pinned), DNR_EUSAGE);
+        assert_non_null(strstr(dnr_last_error()->what, "cudnn.pin."));
+    }
+    dnr_trainer_destroy(plain);
+
+    o.pins = NULL;
+    o.benchmark = false;
+    assert_int_equal(dnr_tune(dev, &o, take_note, &t), DNR_EUSAGE);
+}
+
 /* ---- every network */
 
 /* No op is left to plain loops, and nothing wants more workspace than it may. */
@@ -196,9 +287,8 @@ static void test_every_network(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_launches),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_launches),      cmocka_unit_test(test_pins),
         cmocka_unit_test(test_every_network),
     };
     paper_open((size_t)139 << 30, &dev);

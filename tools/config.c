@@ -209,10 +209,48 @@ static dnr_status unknown_key(const char *name, const char *where, dnr_error *er
     return tool_remedy(err, "did you mean %s?", near);
 }
 
+/* cudnn.pin.LAYER.PASS: the library knows the layers. */
+static dnr_status pin(cfg *c, const char *name, const char *text, int line, dnr_error *err)
+{
+    char where[96], first[96];
+    const char *of = name + strlen(CFG_PIN), *pass = strrchr(of, '.');
+    origin_text(c, line, where);
+    if (!pass || pass == of ||
+        (strcmp(pass, ".fprop") && strcmp(pass, ".dgrad") && strcmp(pass, ".wgrad"))) {
+        tool_fail(err, DNR_EUSAGE, where, "%s names no pass of a layer", name);
+        return tool_remedy(err, "write cudnn.pin.LAYER.fprop, dgrad or wgrad, as dnnrun tune "
+                                "--export does");
+    }
+    if (!*text || strlen(text) >= sizeof c->pins[0].engine ||
+        strlen(of) >= sizeof c->pins[0].name || strpbrk(text, "\r\n")) {
+        tool_fail(err, DNR_EUSAGE, where, "%s = %.100s is no engine", name, text);
+        return tool_remedy(err, "write it as dnnrun tune --export does: eng67 k2=4,13=0");
+    }
+    int i = 0;
+    while (i < c->n_pins && strcmp(c->pins[i].name, of))
+        i++;
+    if (i < c->n_pins && (line == CFG_FROM_ARGS) == (c->pins[i].line == CFG_FROM_ARGS)) {
+        tool_fail(err, DNR_EUSAGE, where, "%s is given twice, first at %s", name,
+                  origin_text(c, c->pins[i].line, first));
+        return tool_remedy(err, "remove one of them");
+    }
+    if (i == CFG_MAX_PINS) {
+        tool_fail(err, DNR_EUSAGE, where, "more than %d pins", CFG_MAX_PINS);
+        return tool_remedy(err, "pin fewer; the others are chosen by timing");
+    }
+    snprintf(c->pins[i].name, sizeof c->pins[i].name, "%s", of);
+    snprintf(c->pins[i].engine, sizeof c->pins[i].engine, "%s", text);
+    c->pins[i].line = line;
+    c->n_pins += i == c->n_pins;
+    return DNR_OK;
+}
+
 static dnr_status assign(cfg *c, const char *name, const char *text, int line, dnr_error *err)
 {
     char where[96], first[96];
     origin_text(c, line, where);
+    if (strncmp(name, CFG_PIN, strlen(CFG_PIN)) == 0)
+        return pin(c, name, text, line, err);
     int i = 0;
     while (i < cfg_n_keys && strcmp(cfg_keys[i].name, name))
         i++;

@@ -4,7 +4,15 @@
 
 #include "tool.h"
 
-enum { CFG_TEXT = 1024, CFG_LIST = DNR_MAX_MILESTONES, CFG_MAX_KEYS = 80 };
+enum { CFG_TEXT = 1024, CFG_LIST = DNR_MAX_MILESTONES, CFG_MAX_KEYS = 80, CFG_MAX_PINS = 512 };
+
+#define CFG_PIN "cudnn.pin." /* how the keys of pins begin */
+
+/* cudnn.pin.NAME = ENGINE */
+typedef struct cfg_pin {
+    char name[80], engine[200];
+    int line; /* as in cfg.origin */
+} cfg_pin;
 
 typedef struct cfg_list {
     int64_t n;
@@ -67,6 +75,9 @@ typedef struct cfg {
         int64_t keep;
         bool tensorboard;
     } run;
+
+    cfg_pin pins[CFG_MAX_PINS];
+    int n_pins;
 
     /* not keys */
     char path[CFG_TEXT]; /* of the file */

@@ -85,6 +85,13 @@ static bool needs_quotes(const char *v)
     return needs;
 }
 
+/* Is key i the last of section [cudnn]? */
+static bool ends_cudnn(int i)
+{
+    return !strncmp(cfg_keys[i].name, "cudnn.", 6) &&
+           (i + 1 == cfg_n_keys || strncmp(cfg_keys[i + 1].name, "cudnn.", 6));
+}
+
 void cfg_write(const cfg *c, FILE *out)
 {
     char value[CFG_TEXT];
@@ -95,6 +102,8 @@ void cfg_write(const cfg *c, FILE *out)
         cfg_value(c, k, value);
         const char *quote = needs_quotes(value) ? "\"" : "";
         fprintf(out, "%s =%s%s%s%s\n", short_name(k), *value ? " " : "", quote, value, quote);
+        for (int p = 0; ends_cudnn(i) && p < c->n_pins; p++)
+            fprintf(out, "pin.%s = %s\n", c->pins[p].name, c->pins[p].engine);
     }
 }
 
@@ -159,6 +168,20 @@ static const char intro[] =
     "\n"
     "**Lists** of numbers are separated by blanks or commas.\n";
 
+static const char pins[] =
+    "\n### cudnn.pin.LAYER.PASS\n"
+    "\n"
+    "CUDA, in training: the convolution of that name computes its pass (`fprop`, `dgrad` or "
+    "`wgrad`) by this engine of\n"
+    "cuDNN's, whatever is faster: `cudnn.pin.layer1.0.conv2.wgrad = eng67 k2=4,13=0`. `dnnrun tune "
+    "CFG --export` writes such\n"
+    "lines; `sums+` before an engine means that the batch norm's statistics are made apart. Where "
+    "this cuDNN does not compute\n"
+    "the pass so, or not within `cudnn.workspace_mb`, another engine is taken, with a remark. At "
+    "most 512.\n"
+    "\n"
+    "Default: none.\n";
+
 void cfg_write_doc(FILE *out)
 {
     char range[576];
@@ -179,5 +202,7 @@ void cfg_write_doc(FILE *out)
             fprintf(out, "Default: `%s`.\n", k->unset);
         else
             fprintf(out, "Default: empty.\n");
+        if (ends_cudnn(i))
+            fputs(pins, out);
     }
 }

@@ -16,6 +16,7 @@ static const tool_command commands[] = {
     {"predict", "what a trained model sees in pictures", cmd_predict},
     {"report", "runs as one page: curves, memory map, cfg", cmd_report},
     {"plan", "what a training step runs, and where it lies in memory", cmd_plan},
+    {"tune", "time the convolutions of a run ahead of it", cmd_tune},
     {"bench", "speed and memory of training and inference, beside PyTorch's too", cmd_bench},
     {"version", "versions of dnnrun, its libraries and back ends", cmd_version},
     {"help", NULL, cmd_help},

@@ -155,6 +155,19 @@ static dnr_recompute recompute_of(const char *text)
     return (dnr_recompute)r;
 }
 
+/* cudnn.pin.* as the library takes them. From malloc; NULL where there are none. */
+static char *pins_of(const cfg *c)
+{
+    char *pins = NULL;
+    size_t size;
+    FILE *f = c->n_pins ? open_memstream(&pins, &size) : NULL;
+    for (int i = 0; f && i < c->n_pins; i++)
+        fprintf(f, "%s=%s\n", c->pins[i].name, c->pins[i].engine);
+    if (f)
+        fclose(f);
+    return pins;
+}
+
 static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
 {
     const cfg *c = &s->cfg;
@@ -198,7 +211,12 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
     dnr_status st;
     memcpy(o.mean, c->data.mean.v, sizeof o.mean);
     memcpy(o.std, c->data.std.v, sizeof o.std);
-    TOOL_LIB(st, dnr_trainer_create(s->dev, &o, &s->trainer));
+    char *pins = pins_of(c);
+    o.pins = pins;
+    st = s->tuned ? dnr_tune(s->dev, &o, s->tuned, s->tuned_user)
+                  : dnr_trainer_create(s->dev, &o, &s->trainer);
+    free(pins);
+    TOOL_LIB(st, st);
 out:
     return st;
 }

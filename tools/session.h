@@ -18,6 +18,9 @@ typedef struct session {
     int64_t global_batch; /* samples of a step, of all ranks */
     int64_t epoch_samples, total_samples;
     int64_t steps; /* of the whole run */
+    dnr_tune_fn
+        tuned; /* opening times the run's convolutions and makes no trainer; set before; NULL: not so */
+    void *tuned_user;
     int64_t start; /* samples seen before, where a run goes on; set before opening */
 } session;
 

@@ -115,6 +115,7 @@ static const struct option all_options[] = {
     {"infer", no_argument, NULL, ARG_INFER},
     {"log-all-ranks", no_argument, NULL, ARG_LOG_ALL},
     {"measure", no_argument, NULL, ARG_MEASURE},
+    {"export", no_argument, NULL, ARG_EXPORT},
 };
 enum { N_OPTIONS = sizeof all_options / sizeof all_options[0] };
 
@@ -225,6 +226,9 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
             break;
         case ARG_MEASURE:
             a->measure = true;
+            break;
+        case ARG_EXPORT:
+            a->export = true;
             break;
         case ':':
             tool_fail(err, DNR_EUSAGE, "command line", "option %s needs a value", argv[optind - 1]);

@@ -46,7 +46,8 @@ enum {
     ARG_RESUME = 32,
     ARG_INIT = 64,
     ARG_ALLOW_CHANGES = 128,
-    ARG_MEASURE = 16
+    ARG_MEASURE = 16,
+    ARG_EXPORT = 256
 };
 enum { /* of predict, bench and report */
        ARG_TOP = 1 << 16,
@@ -66,7 +67,7 @@ typedef struct tool_args {
     char **set;      /* what follows */
     int n_set;
     const char *out, *weights, *resume, *init;
-    bool allow_changes, dry_run, json, measure, help;
+    bool allow_changes, dry_run, json, measure, export, help;
     int64_t top, warmup, runs; /* < 0: not given */
     double tolerance;          /* share; < 0: not given */
     const char *baseline, *python, *exchange;
@@ -89,6 +90,7 @@ typedef struct tool_command {
 
 dnr_status cmd_train(int argc, char **argv, dnr_error *err);
 dnr_status cmd_eval(int argc, char **argv, dnr_error *err);
+dnr_status cmd_tune(int argc, char **argv, dnr_error *err);
 dnr_status cmd_plan(int argc, char **argv, dnr_error *err);
 dnr_status cmd_predict(int argc, char **argv, dnr_error *err);
 dnr_status cmd_report(int argc, char **argv, dnr_error *err);

@@ -63,8 +63,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     if (!o->benchmark || op->def->flops(g, op) < WORTH_TIMING)
         return make(dev, &c, 0, out);
     dnri_tune_key key = key_of(&c.d);
-    return dnri_cpu_fastest(dev, g, op, &key, make, &c, dnri_winograd_fits(&c.d), o->workspace_cap,
-                            out);
+    return dnri_cpu_fastest(dev, g, op, &key, make, &c, dnri_winograd_fits(&c.d), o, out);
 }
 
 static dnr_status fprop(dnr_device *dev, const dnr_graph *g, const dnri_op *op,

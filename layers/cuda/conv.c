@@ -112,7 +112,7 @@ static dnri_conv_problem problem_of(dnri_conv_kind kind, const dnr_graph *g, con
         .stride = a->stride,
         .pad = a->pad,
         .deterministic = o->deterministic,
-        .benchmark = o->benchmark,
+        .benchmark = o->tried ? DNRI_ANEW : o->benchmark,
         .workspace_cap = (int64_t)o->workspace_cap,
     };
 }
@@ -136,7 +136,8 @@ static void time_sums(void *ctx, cudaStream_t s, void *memory)
 
 /* The plan of a convolution with statistics: cuDNN's for both; or fprop's, where that and a pass of our own is
  * faster or there is no other. Equal problems get one verdict: a clone has to repeat the bits. */
-static dnr_status choose_stats(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_plan **out)
+static dnr_status choose_stats(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_plan **out,
+                               dnri_conv_plan **tried)
 {
     dnri_conv_problem fprop = *p;
     dnri_conv_plan *both;
@@ -144,7 +145,7 @@ static dnr_status choose_stats(dnri_cuda *d, const dnri_conv_problem *p, dnri_co
     if (p->deterministic) /* cuDNN's sums differ in their last bits from run to run, whatever its engines say */
         return dnri_cudnn_choose(d, &fprop, out);
     DNR_TRY(dnri_cudnn_choose(d, p, &both));
-    *out = both;
+    *out = *tried = both;
     if (both->verdict == DNRI_ONE_PLAN)
         return DNR_OK;
     if (both->verdict == DNRI_UNJUDGED && both->plan && both->us == FLT_MAX) {
@@ -161,6 +162,7 @@ static dnr_status choose_stats(dnri_cuda *d, const dnri_conv_problem *p, dnri_co
         float us;
         DNR_TRY(dnri_cuda_time(d, q.a.type, q.y + q.workspace + 2 * (size_t)p->k * sizeof(float),
                                time_sums, &q, &us));
+        both->us_apart = (*out)->us < FLT_MAX && us < FLT_MAX ? (*out)->us + us : 0;
         both->verdict = (*out)->us < FLT_MAX && us < FLT_MAX && (*out)->us + us < both->us
                             ? DNRI_TWO_PASSES
                             : DNRI_ONE_PLAN;
@@ -175,7 +177,7 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
 {
     dnri_cuda *d = dnri_cuda_of(dev);
     dnri_conv_problem p = problem_of(kind, g, op, o);
-    dnri_conv_plan *plan;
+    dnri_conv_plan *plan, *tried = NULL;
     size_t dw = 0;
     char impl[64];
     if (kind == DNRI_WGRAD && p.type != DNR_F32) {
@@ -183,10 +185,12 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
         dw = (dw + 255) & ~(size_t)255;
         p.workspace_cap = (size_t)p.workspace_cap > dw ? p.workspace_cap - (int64_t)dw : 0;
     }
-    if (kind == DNRI_FPROP_STATS)
-        DNR_TRY(choose_stats(d, &p, &plan));
-    else
+    DNR_TRY(dnri_cudnn_pinned(d, &p, g, op, o, &plan));
+    if (!plan && kind == DNRI_FPROP_STATS)
+        DNR_TRY(choose_stats(d, &p, &plan, &tried));
+    else if (!plan)
         DNR_TRY(dnri_cudnn_choose(d, &p, &plan));
+    dnri_cudnn_tell(o, g, op, tried && tried->n_tried ? tried : plan, plan);
     const bool own_sums = (int64_t)kind != plan->problem.kind;
     if (!plan->plan)
         dnri_log(DNR_LOG_WARN,

@@ -208,7 +208,7 @@ static dnri_conv_problem problem_of(const dnr_graph *g, const dnri_op *op, const
         .residual = op->in[RESIDUAL] >= 0,
         .relu = a->relu,
         .deterministic = o->deterministic,
-        .benchmark = o->benchmark,
+        .benchmark = o->tried ? DNRI_ANEW : o->benchmark,
         .workspace_cap = (int64_t)o->workspace_cap,
     };
 }
@@ -236,6 +236,18 @@ static void describe(const way *w, char impl[64])
                  w->plan->plan ? w->plan->impl : "direct");
 }
 
+static void tell(const way *w, const dnr_graph *g, const dnri_op *op, const dnri_lower_opts *o)
+{
+    if (!w->product) {
+        dnri_cudnn_tell(o, g, op, w->plan, w->plan);
+        return;
+    }
+    const float us = dnri_product_us(w->product);
+    const dnr_tune_way one = {dnri_product_impl(w->product), us < FLT_MAX ? (double)us : -1,
+                              dnri_product_workspace(w->product)};
+    dnri_tell_tried(o, g, op, &one, 1, 0, NULL);
+}
+
 static dnr_status lower_act(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_lower_opts *o, dnri_step *out)
 {
@@ -244,6 +256,7 @@ static dnr_status lower_act(dnr_device *dev, const dnr_graph *g, const dnri_op *
     char impl[64];
     way w;
     DNR_TRY(choose_way(d, &p, p.type == DNR_F32 || op->in[LOW] >= 0, o, &w));
+    tell(&w, g, op, o);
     if (!w.product && !w.plan->plan)
         dnri_log(DNR_LOG_WARN,
                  "%s (%s): cuDNN has no engine for %s, kernel %d, stride %d, within %zu MiB: plain "

@@ -103,7 +103,7 @@ static dnri_conv_problem problem_of(const dnr_desc *x, const dnr_desc *y, bool w
         .stride = blocks ? 1 : a->conv.stride,
         .pad = blocks ? (a->conv.pad + 1) / 2 : a->conv.pad,
         .deterministic = o->deterministic,
-        .benchmark = o->benchmark,
+        .benchmark = o->tried ? DNRI_ANEW : o->benchmark,
     };
 }
 
@@ -123,7 +123,8 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     dnri_conv_plan *plan;
     dnri_cuda_op *s;
     p.workspace_cap = o->workspace_cap > bytes ? (int64_t)(o->workspace_cap - bytes) : 0;
-    DNR_TRY(dnri_cudnn_choose(d, &p, &plan));
+    DNR_TRY(dnri_cudnn_choose_for(d, &p, g, op, o, &plan));
+    dnri_cudnn_tell(o, g, op, plan, plan);
     if (!plan->plan)
         dnri_log(DNR_LOG_WARN,
                  "%s (%s): cuDNN has no engine for packed %s within %zu MiB: plain "

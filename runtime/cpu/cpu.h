@@ -67,11 +67,11 @@ typedef struct dnri_tune_key {
 /* Makes the step of a way to run an op. Ways are numbered from 0; way 0 exists. out->run stays NULL for one that is
  * not worth a try, and out->impl empty too for one beyond the last. */
 typedef dnr_status (*dnri_way_fn)(dnr_device *dev, const void *what, int way, dnri_step *out);
-/* Makes the fastest of the ways 0, 1, … and −1 … −extra whose workspace is within `cap`, by timing them once on
+/* Makes the fastest of the ways 0, 1, … and −1 … −extra whose workspace is within o->workspace_cap, by timing them once on
  * memory of its own. */
 dnr_status dnri_cpu_fastest(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_tune_key *key, dnri_way_fn make, const void *what, int extra,
-                            size_t cap, dnri_step *out);
+                            const dnri_lower_opts *o, dnri_step *out);
 void dnri_choices_drop(dnri_choice *c);
 
 /* ---- lowering tables: engine.c and layers/cpu */

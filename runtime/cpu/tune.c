@@ -1,18 +1,28 @@
 /* tune.c: times the ways to run an op, and remembers the fastest for others of the same shape. */
 #include "cpu.h"
+#include "../pins.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
+enum {
+    RUNS = 3,
+    TRIED = 12
+}; /* of one way, the first also loads code and touches memory; ways remembered */
+
 struct dnri_choice {
     dnri_tune_key key;
     int way;
+    /* what was timed, for dnr_tune */
+    int n, chosen;
+    dnr_tune_way tried[TRIED];
+    char impls[TRIED][64];
     dnri_choice *next;
 };
 
-enum { RUNS = 3 };                  /* of one way; the first also loads code and touches memory */
 static const double HOPELESS = 1.5; /* times the best so far: not run again */
 static const double BETTER = 0.97;  /* what a later way must save to be taken */
 
@@ -25,22 +35,12 @@ void dnri_choices_drop(dnri_choice *c)
     }
 }
 
-static const dnri_choice *find(const dnri_cpu *dev, const dnri_tune_key *key)
+static dnri_choice *find(const dnri_cpu *dev, const dnri_tune_key *key)
 {
-    const dnri_choice *c = dev->choices;
+    dnri_choice *c = dev->choices;
     while (c && memcmp(&c->key, key, sizeof *key))
         c = c->next;
     return c;
-}
-
-static dnr_status keep(dnri_cpu *dev, const dnri_tune_key *key, int way)
-{
-    dnri_choice *c = malloc(sizeof *c);
-    if (!c)
-        return DNR_FAIL_NOMEM();
-    *c = (dnri_choice){.key = *key, .way = way, .next = dev->choices};
-    dev->choices = c;
-    return DNR_OK;
 }
 
 static double now(void)
@@ -115,9 +115,18 @@ out:
     return st;
 }
 
-/* Sets *way to the fastest of 0, 1, … and −1 … −extra. */
+static void note(dnri_choice *c, const dnri_step *s, double seconds)
+{
+    if (c->n == TRIED)
+        return;
+    snprintf(c->impls[c->n], sizeof c->impls[0], "%s", s->impl);
+    c->tried[c->n++] =
+        (dnr_tune_way){.us = seconds > 0 ? seconds * 1e6 : -1, .workspace = s->workspace};
+}
+
+/* Sets c->way to the fastest of 0, 1, … and −1 … −extra. */
 static dnr_status contest(dnr_device *dev, dnri_way_fn make, const void *what, int extra,
-                          size_t cap, const dnri_binding *b, int *way)
+                          size_t cap, const dnri_binding *b, dnri_choice *c)
 {
     double best = 0;
     bool more = true;
@@ -136,28 +145,38 @@ static dnr_status contest(dnr_device *dev, dnri_way_fn make, const void *what, i
         DNR_TRY(st);
         if (s.workspace <= cap && (best == 0 || t < BETTER * best)) {
             best = t;
-            *way = w;
+            c->way = w;
+            c->chosen = c->n;
         }
+        note(c, &s, t);
     }
     return DNR_OK;
 }
 
 dnr_status dnri_cpu_fastest(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_tune_key *key, dnri_way_fn make, const void *what, int extra,
-                            size_t cap, dnri_step *out)
+                            const dnri_lower_opts *o, dnri_step *out)
 {
-    const dnri_choice *known = find(dnri_cpu_of(dev), key);
-    int way = 0;
-    if (known) {
-        way = known->way;
-    } else {
+    dnri_choice *c = find(dnri_cpu_of(dev), key);
+    if (!c) {
         dnri_binding b = {0};
+        c = calloc(1, sizeof *c);
+        if (!c)
+            return DNR_FAIL_NOMEM();
+        c->key = *key;
         dnr_status st = take_tensors(g, op, &b);
         if (st == DNR_OK)
-            st = contest(dev, make, what, extra, cap, &b, &way);
+            st = contest(dev, make, what, extra, o->workspace_cap, &b, c);
         give_tensors_back(g, op, &b);
-        DNR_TRY(st);
-        DNR_TRY(keep(dnri_cpu_of(dev), key, way));
+        if (st != DNR_OK) {
+            free(c);
+            return st;
+        }
+        for (int i = 0; i < c->n; i++)
+            c->tried[i].implementation = c->impls[i];
+        c->next = dnri_cpu_of(dev)->choices;
+        dnri_cpu_of(dev)->choices = c;
     }
-    return make(dev, what, way, out);
+    dnri_tell_tried(o, g, op, c->tried, c->n, c->chosen < c->n ? c->chosen : -1, NULL);
+    return make(dev, what, c->way, out);
 }

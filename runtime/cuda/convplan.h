@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "problem.h"
+#include "../pins.h"
 
 typedef struct dnri_cudnn_keep dnri_cudnn_keep;
 
@@ -14,6 +15,8 @@ typedef struct dnri_cudnn_config {
     int n; /* knobs; −1: more than there is room for */
     int64_t type[DNRI_KNOBS], value[DNRI_KNOBS];
 } dnri_cudnn_config;
+
+enum { DNRI_CANDIDATES = 10 }; /* that are timed, at most */
 
 /* The plan chosen for a problem. */
 typedef struct dnri_conv_plan {
@@ -27,6 +30,12 @@ typedef struct dnri_conv_plan {
     enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES, DNRI_PRODUCT } verdict;
     char impl[64]; /* "cudnn eng67 k2=4,13=0": engine and knobs */
     dnri_cudnn_config config;
+    char *pin; /* the user's choice that it is; NULL: our own */
+    /* what was timed for it, and the time of the other way where that was */
+    int n_tried;
+    dnr_tune_way tried[DNRI_CANDIDATES];
+    char impls[DNRI_CANDIDATES][64]; /* of tried */
+    float us_apart;
     dnri_cudnn_keep *keep;
 } dnri_conv_plan;
 
@@ -41,6 +50,21 @@ dnr_status dnri_cuda_time(dnri_cuda *d, int type, size_t bytes,
                           void (*work)(void *ctx, cudaStream_t s, void *memory), void *ctx,
                           float *us);
 
+/* ---- pin.c */
+/* The value of cudnn.pin.LAYER.PASS that gives this plan; `sums`: with a pass of our own for statistics. NULL: none
+ * does. */
+const char *dnri_cudnn_pin_text(const dnri_conv_plan *plan, bool sums, char text[DNRI_PIN]);
+/* The plan that the user has chosen for the op; NULL where there is none, or cuDNN does not make it, which is said
+ * once. DNR_EUSAGE where the choice is of the wrong form. */
+dnr_status dnri_cudnn_pinned(dnri_cuda *d, const dnri_conv_problem *p, const dnr_graph *g,
+                             const dnri_op *op, const dnri_lower_opts *o, dnri_conv_plan **out);
+/* That, else dnri_cudnn_choose's. */
+dnr_status dnri_cudnn_choose_for(dnri_cuda *d, const dnri_conv_problem *p, const dnr_graph *g,
+                                 const dnri_op *op, const dnri_lower_opts *o, dnri_conv_plan **out);
+/* Tells o->tried what was timed for the op. `taken` differs from `tried` where a pass of our own does the rest. */
+void dnri_cudnn_tell(const dnri_lower_opts *o, const dnr_graph *g, const dnri_op *op,
+                     const dnri_conv_plan *tried, const dnri_conv_plan *taken);
+
 /* ---- cudnn.c */
 /* Where plans are built: a handle, or (in tests) the properties of a device that is not there. */
 typedef struct dnri_cudnn_target {
@@ -53,6 +77,7 @@ typedef struct dnri_conv_candidate {
     cudnnBackendDescriptor_t plan;
     size_t workspace;
     bool doubtful; /* may sum in less than fp32 */
+    float us;      /* FLT_MAX: not timed, or left out */
     char impl[64];
     dnri_cudnn_config config;
 } dnri_conv_candidate;

@@ -23,9 +23,12 @@ typedef struct dnri_conv_problem {
     int64_t kernel, stride, pad;
     int64_t residual, relu; /* FPROP_ACT: are they there */
     int64_t deterministic;  /* engines that repeat their bits, taken in cuDNN's order, untimed */
-    int64_t benchmark;      /* else: time candidates, doubtful ones too */
-    int64_t workspace_cap;  /* bytes */
+    int64_t
+        benchmark; /* else: time candidates, doubtful ones too; DNRI_ANEW: also where a choice is kept */
+    int64_t workspace_cap; /* bytes */
 } dnri_conv_problem;
+
+enum { DNRI_ANEW = 2 };
 
 /* Is there another way, by fprop's plan and a pass of our own? */
 static inline bool dnri_conv_splits(const dnri_conv_problem *p)

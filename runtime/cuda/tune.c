@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CANDIDATES = 10, REPEATS = 3 };
+enum { CANDIDATES = DNRI_CANDIDATES, REPEATS = 3 };
 /* What takes less, in microseconds, is timed so many times in one captured run: alone it would be lost in its launch. */
 enum { BRIEF = 40, IN_A_ROW = 20 };
 
@@ -262,14 +262,16 @@ static dnr_status with_pack(bench *b, const dnri_conv_candidate *c, float best, 
 }
 
 /* Times the candidates, those beyond doubt first: the output of one of them is the reference of the others. */
-static dnr_status fastest(dnri_cuda *d, const dnri_conv_problem *p, const dnri_conv_candidate *c,
-                          int n, int *best, float *shortest)
+static dnr_status fastest(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_candidate *c, int n,
+                          int *best, float *shortest)
 {
     bench b = {.d = d, .p = p};
     size_t workspace = 0;
     bool fits;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         workspace = c[i].workspace > workspace ? c[i].workspace : workspace;
+        c[i].us = FLT_MAX;
+    }
     DNR_TRY(set_up(&b, workspace, &fits));
     if (!fits)
         return DNR_OK;
@@ -287,6 +289,7 @@ static dnr_status fastest(dnri_cuda *d, const dnri_conv_problem *p, const dnri_c
                 *shortest = us;
                 *best = i;
             }
+            c[i].us = us;
         }
         if (*shortest == FLT_MAX && dnri_conv_splits(p)) {
             *best = n;
@@ -397,6 +400,16 @@ static dnr_status recall(dnri_cuda *d, const dnri_cudnn_target *t, dnri_conv_pla
     return DNR_OK;
 }
 
+static void keep_tried(dnri_conv_plan *plan, const dnri_conv_candidate *c, int n)
+{
+    plan->n_tried = n;
+    for (int i = 0; i < n; i++) {
+        memcpy(plan->impls[i], c[i].impl, sizeof plan->impls[i]);
+        plan->tried[i] = (dnr_tune_way){.us = c[i].us < FLT_MAX ? (double)c[i].us : -1,
+                                        .workspace = c[i].workspace};
+    }
+}
+
 static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
 {
     dnri_conv_problem p = plan->problem;
@@ -407,7 +420,7 @@ static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
     timed = timed && !d->paper;
     if (!d->paper)
         DNR_TRY(dnri_cuda_cudnn(d, &t.handle));
-    if (timed)
+    if (timed && p.benchmark != DNRI_ANEW)
         DNR_TRY(recall(d, &t, plan));
     if (plan->plan)
         return DNR_OK;
@@ -422,6 +435,7 @@ static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
     int best = first_sure(c, n);
     if (timed)
         DNR_TRY(fastest(d, &p, c, n, &best, &plan->us));
+    keep_tried(plan, c, timed ? n : 0);
     if (best == n)
         return DNR_OK;
     take(plan, &c[best]);
@@ -431,13 +445,14 @@ static dnr_status choose(dnri_cuda *d, dnri_conv_plan *plan)
 static void drop(dnri_conv_plan *plan)
 {
     dnri_cudnn_keep_free(plan->keep);
+    free(plan->pin);
     free(plan);
 }
 
 dnr_status dnri_cudnn_choose(dnri_cuda *d, const dnri_conv_problem *p, dnri_conv_plan **out)
 {
     for (dnri_conv_plan *q = d->plans; q; q = q->next)
-        if (memcmp(&q->problem, p, sizeof *p) == 0) {
+        if (!q->pin && memcmp(&q->problem, p, sizeof *p) == 0) {
             *out = q;
             return DNR_OK;
         }
