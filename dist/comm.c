@@ -41,16 +41,42 @@ static void describe(dnr_comm *c, const char *launcher)
              *name ? " over " : "", name);
 }
 
+static dnr_status open_module(dnr_comm *c, const char *name)
+{
+    char symbol[64];
+    const void *found;
+    snprintf(symbol, sizeof symbol, "dnri_comm_%s", name);
+    DNR_TRY(dnri_module_symbol(name, symbol,
+                               "install it (libopenmpi-dev) and build with -DDNR_MPI=ON, or use "
+                               "dist.transport = tcp",
+                               &found));
+    const dnri_comm_module *module = found;
+    if (module->abi != DNRI_BACKEND_ABI)
+        return DNR_FAIL(DNR_EDEVICE, "install library and modules of one version",
+                        "dnnrun-%s.so is of another version of dnnrun", name);
+    dnri_star_stage(c->star, 0, "starting MPI");
+    dnri_star_limit(c->star, c->timeout_s, "MPI_Init");
+    DNR_TRY(module->open(c, &c->ops, &c->state));
+    dnri_star_limit(c->star, 0, NULL);
+    return DNR_OK;
+}
+
 static dnr_status open_launched(dnr_comm *c, dnri_launch *l, const dnr_comm_opts *o)
 {
+    const char *transport = o->transport ? o->transport : "tcp";
+    char build[64];
     dnri_star_opts so = {
-        .timeout_s = c->timeout_s, .build = DNR_VERSION, .on_loss = o->on_loss, .user = o->user};
+        .timeout_s = c->timeout_s, .build = build, .on_loss = o->on_loss, .user = o->user};
+    bool tcp = strcmp(transport, "tcp") == 0;
+    if (!tcp && strcmp(transport, "mpi") != 0)
+        return DNR_FAIL(DNR_EUSAGE, "use tcp or mpi", "there is no transport \"%.40s\"", transport);
+    snprintf(build, sizeof build, "%s with dist.transport = %s", DNR_VERSION, transport);
     c->rank = l->rank;
     c->world = l->world;
     DNR_TRY(dnri_star_open(l, &so, &c->star));
     c->local_rank = l->local_rank;
     c->local_world = l->local_world;
-    DNR_TRY(dnri_tcp_open(c));
+    DNR_TRY(tcp ? dnri_tcp_open(c) : open_module(c, transport));
     describe(c, l->launcher);
     return DNR_OK;
 }
@@ -200,6 +226,11 @@ dnr_status dnri_comm_check(dnr_comm *c)
         return DNR_OK;
     DNR_TRY(dnri_star_check(c->star));
     return c->on ? c->on->check(c->on_state) : DNR_OK;
+}
+
+double dnri_comm_patience(const dnr_comm *c)
+{
+    return dnri_star_patience(c->star);
 }
 
 const char *dnri_comm_host(const dnr_comm *c, int rank)

@@ -56,6 +56,8 @@ struct dnri_star {
     bool is_lost, told;
     double tell_at; /* when on_loss is due */
     dnr_error lost;
+    double limit_at; /* when this rank counts as lost; 0: never */
+    const char *limit_what;
     double allowed; /* the most that any rank is allowed now */
     int64_t furthest;
     double furthest_at;
@@ -523,6 +525,17 @@ static void look_for_stragglers(dnri_star *s, double now)
     }
 }
 
+/* This rank itself hangs in a library. Called with the lock. */
+static void look_at_limit(dnri_star *s, double now)
+{
+    char how[200];
+    if (s->limit_at <= 0 || now < s->limit_at)
+        return;
+    frame f = s->me;
+    snprintf(how, sizeof how, "hangs in %s", s->limit_what);
+    lose(s, &f, 0, STUCK, how);
+}
+
 static int watch(dnri_star *s, struct pollfd *w)
 {
     int n = 0;
@@ -555,6 +568,7 @@ static void *side_thread(void *arg)
             next = now + period;
             beat(s);
             look_for_silence(s, now);
+            look_at_limit(s, now);
             if (is_hub(s))
                 look_for_stragglers(s, now);
         }
@@ -714,6 +728,14 @@ void dnri_star_stage(dnri_star *s, double allow_s, const char *text)
 void dnri_star_doing(dnri_star *s, const char *what)
 {
     s->doing = what;
+}
+
+void dnri_star_limit(dnri_star *s, double seconds, const char *what)
+{
+    pthread_mutex_lock(&s->lock);
+    s->limit_at = seconds > 0 ? dnri_clock() + seconds : 0;
+    s->limit_what = what;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void dnri_star_advance(dnri_star *s)

@@ -33,6 +33,10 @@ void dnri_star_doing(dnri_star *s, const char *what);
 /* This rank has come to its next common point. */
 void dnri_star_advance(dnri_star *s);
 
+/* From now on this rank counts as lost, if this is not called again within `seconds`; 0: no limit. For what may hang in a
+ * library. `what`: static text. */
+void dnri_star_limit(dnri_star *s, double seconds, const char *what);
+
 /* DNR_OK, or the loss, as this thread's error. */
 dnr_status dnri_star_check(dnri_star *s);
 /* A data connection with `rank` failed (this thread's last error says how): waits a moment for what the star knows of

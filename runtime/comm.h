@@ -26,6 +26,13 @@ typedef struct dnri_comm_ops {
     void (*close)(dnr_comm *c); /* frees c->state */
 } dnri_comm_ops;
 
+/* What a module of collectives exports: dnri_comm_<name>. */
+typedef struct dnri_comm_module {
+    int abi; /* DNRI_BACKEND_ABI */
+    /* Collective; c has a star already. */
+    dnr_status (*open)(dnr_comm *c, const dnri_comm_ops **ops, void **state);
+} dnri_comm_module;
+
 /* Reductions of a device's own memory. */
 typedef struct dnri_comm_device {
     int abi; /* DNRI_BACKEND_ABI */
@@ -79,6 +86,8 @@ void dnri_comm_stage(dnr_comm *c, double allow_s, const char *fmt, ...)
 void dnri_comm_advance(dnr_comm *c);
 /* DNR_OK, or who is lost, or what became of the reductions. Never waits. */
 dnr_status dnri_comm_check(dnr_comm *c);
+/* Longest time that a wait for other ranks may take now. */
+double dnri_comm_patience(const dnr_comm *c);
 const char *dnri_comm_host(const dnr_comm *c, int rank);
 
 /* Does this op belong to the communicator, not to the back end? */

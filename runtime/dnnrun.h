@@ -97,8 +97,10 @@ void dnr_device_list(FILE *out);
 typedef struct dnr_comm dnr_comm;
 
 typedef struct dnr_comm_opts {
-    double
-        timeout_s; /* a rank that is silent, or keeps the others waiting, for longer is lost; 0 = 60 */
+    /* What carries sums of host memory: "tcp", or "mpi" under mpirun or srun; NULL = "tcp". */
+    const char *transport;
+    /* A rank that is silent, or keeps the others waiting, for longer is lost; 0 = 60. */
+    double timeout_s;
     /* Called once, from a thread of the communicator's, when a rank is lost: its name, host and stage are in `why`. It
      * may end the process: what this rank has enqueued may never finish. NULL: the calls that wait for others fail
      * with DNR_EPEER. */
@@ -129,6 +131,9 @@ typedef struct dnr_fact {
 dnr_status dnr_comm_compare(dnr_comm *c, const dnr_fact *facts, int n);
 /* Rank 0's bytes to all. */
 dnr_status dnr_comm_broadcast(dnr_comm *c, void *data, size_t bytes);
+/* Sums `bytes` of fp32 in dev's memory over all ranks, `times` times, after checking one sum: seconds of each, of the
+ * slowest rank. */
+dnr_status dnr_comm_measure(dnr_comm *c, dnr_device *dev, size_t bytes, int times, double *seconds);
 /* What this rank is about to do, for the message should it be lost meanwhile. Others may wait for it for allow_s where
  * that is more than the timeout. */
 void dnr_comm_stage(dnr_comm *c, double allow_s, const char *text);

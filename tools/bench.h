@@ -34,6 +34,8 @@ void bench_print(const bench *b, const session *s);
 dnr_status bench_against(const struct json_t *now, const char *file, double tolerance,
                          dnr_error *err);
 
+/* dnnrun bench allreduce */
+dnr_status bench_allreduce(const tool_args *a, dnr_error *err);
 /* dnnrun bench compare */
 dnr_status bench_compare(const tool_args *a, dnr_error *err);
 

@@ -1,11 +1,13 @@
 /* cmd_bench.c: dnnrun bench. */
 #include "bench.h"
+#include "ranks.h"
 
 #include <jansson.h>
 #include <string.h>
 
 static const char help[] =
     "dnnrun bench train|infer|compare CFG [section.key=value ...]: speed and memory.\n"
+    "dnnrun bench allreduce [section.key=value ...]: sums over ranks.\n"
     "\n"
     "  dnnrun bench train resnet50.cfg                    whole training steps on one batch in "
     "memory\n"
@@ -16,6 +18,14 @@ static const char help[] =
     "  dnnrun bench compare resnet50.cfg --python VENV/bin/python    the same in PyTorch, beside "
     "dnnrun\n"
     "  dnnrun bench compare resnet50.cfg --infer train.batch=1\n"
+    "\n"
+    "  mpirun -n 8 dnnrun bench train resnet50.cfg        the same on 8 ranks, sums of gradients "
+    "included\n"
+    "  mpirun -n 8 dnnrun bench allreduce                 sums of 4 B to 1 GB: time, algorithm and "
+    "bus bandwidth as\n"
+    "                                                     nccl-tests defines them; --most 64: up "
+    "to "
+    "64 MiB\n"
     "\n"
     "  --warmup N         runs before the clock starts (10)\n"
     "  --runs N           timed runs (100)\n"
@@ -35,15 +45,15 @@ static const char help[] =
 
 static dnr_status which(int argc, char **argv, dnr_error *err)
 {
-    static const char *const modes[] = {"train", "infer", "compare"};
-    for (int i = 0; argc > 1 && i < 3; i++)
+    static const char *const modes[] = {"train", "infer", "compare", "allreduce"};
+    for (int i = 0; argc > 1 && i < 4; i++)
         if (!strcmp(argv[1], modes[i]))
             return DNR_OK;
     if (argc > 1) {
-        const char *near = tool_nearest(argv[1], modes, 3);
+        const char *near = tool_nearest(argv[1], modes, 4);
         tool_fail(err, DNR_EUSAGE, "command line",
-                  "bench of what? %.200s is none of train, infer "
-                  "and compare",
+                  "bench of what? %.200s is none of train, infer, compare "
+                  "and allreduce",
                   argv[1]);
         return near ? tool_remedy(err, "did you mean dnnrun bench %s?", near)
                     : tool_remedy(err, "for example dnnrun bench train quickstart.cfg");
@@ -63,7 +73,10 @@ static dnr_status measure(const tool_args *a, bool infer, dnr_error *err)
     json_t *j = NULL;
     dnr_status st;
     TOOL_TRY(st, cfg_load(&s.cfg, a->cfg, a->set, a->n_set, err));
+    TOOL_TRY(st, ranks_open(&s, false, err));
     TOOL_TRY(st, bench_measure(&b, &s, err));
+    if (!session_speaks(&s))
+        goto out;
     j = bench_json(&b, &s);
     if (a->json) {
         json_dumpf(j, stdout, JSON_REAL_PRECISION(10));
@@ -77,6 +90,7 @@ out:
     json_decref(j);
     bench_free(&b);
     session_close(&s);
+    ranks_close(&s, st == DNR_OK ? NULL : err);
     return st;
 }
 
@@ -93,16 +107,20 @@ dnr_status cmd_bench(int argc, char **argv, dnr_error *err)
     if (st != DNR_OK)
         return st;
     bool compare = !strcmp(argv[1], "compare"), infer = !strcmp(argv[1], "infer");
+    bool allreduce = !strcmp(argv[1], "allreduce");
     snprintf(name, sizeof name, "bench %s", argv[1]);
     argv[1] = name; /* the command's name, in errors */
     st = tool_parse(argc - 1, argv + 1,
-                    compare ? BOTH | ARG_PYTHON | ARG_INFER
-                            : BOTH | ARG_BASELINE | ARG_TOLERANCE | ARG_EXCHANGE,
+                    allreduce ? ARG_JSON | ARG_MOST
+                    : compare ? BOTH | ARG_PYTHON | ARG_INFER
+                              : BOTH | ARG_BASELINE | ARG_TOLERANCE | ARG_EXCHANGE,
                     &a, err);
     if (st == DNR_OK && a.help) {
         fputs(help, stdout);
         return DNR_OK;
     }
+    if (st == DNR_OK && allreduce)
+        return bench_allreduce(&a, err);
     if (st == DNR_OK)
         st = tool_need_cfg(&a, name, err);
     if (st != DNR_OK)

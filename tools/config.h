@@ -67,6 +67,7 @@ typedef struct cfg {
     } cudnn;
     struct {
         double timeout, bucket_mb;
+        int64_t transport;
     } dist;
     struct {
         char out[CFG_TEXT];

@@ -235,6 +235,12 @@ const cfg_key cfg_keys[] = {
              "as backward has completed it; the first piece is of at most 1 MiB. `dnnrun plan` "
              "shows them."),
 
+    CHOICE(
+        "dist.transport", dist.transport, "tcp|mpi", "tcp",
+        "Of several ranks: what carries sums on the CPU. `tcp`: connections to rank 0, which adds "
+        "in the order of ranks; `mpi`: the MPI library that dnnrun was built with, under its "
+        "mpirun or srun. On GPUs it carries only what is small; gradients go through NCCL."),
+
     PATH("run.out", run.out,
          "Run directory; `--out` wins. Empty: `runs/<cfg>-<date>-<time>` in the current folder."),
     INT("run.log_every", run.log_every, 1, 1e9, "50", "steps",

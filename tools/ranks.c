@@ -31,7 +31,10 @@ dnr_status ranks_open(session *s, bool log_all, dnr_error *err)
 {
     dnr_status st;
     int rank, world;
-    dnr_comm_opts o = {.timeout_s = s->cfg.dist.timeout, .on_loss = on_loss};
+    static const char *const transports[] = {"tcp", "mpi"};
+    dnr_comm_opts o = {.transport = transports[s->cfg.dist.transport],
+                       .timeout_s = s->cfg.dist.timeout,
+                       .on_loss = on_loss};
     TOOL_LIB(st, dnr_launched(&rank, &world));
     screen_rank(rank, world, log_all);
     TOOL_LIB(st, dnr_comm_open(&o, &s->comm));

@@ -114,6 +114,7 @@ static const struct option all_options[] = {
     {"exchange", required_argument, NULL, ARG_EXCHANGE},
     {"infer", no_argument, NULL, ARG_INFER},
     {"log-all-ranks", no_argument, NULL, ARG_LOG_ALL},
+    {"most", required_argument, NULL, ARG_MOST},
     {"measure", no_argument, NULL, ARG_MEASURE},
     {"export", no_argument, NULL, ARG_EXPORT},
 };
@@ -155,6 +156,8 @@ static dnr_status take_more(int c, const char *value, tool_args *a, dnr_error *e
     switch (c) {
     case ARG_TOP:
         return whole("--top", value, 1, &a->top, err);
+    case ARG_MOST:
+        return whole("--most", value, 1, &a->most, err);
     case ARG_WARMUP:
         return whole("--warmup", value, 1, &a->warmup, err);
     case ARG_RUNS:
@@ -194,7 +197,7 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
             options[n++] = all_options[i];
         }
     }
-    *a = (tool_args){.top = -1, .warmup = -1, .runs = -1, .tolerance = -1};
+    *a = (tool_args){.top = -1, .warmup = -1, .runs = -1, .most = -1, .tolerance = -1};
     opterr = 0;
     optind = 1;
     while ((c = getopt_long(argc, argv, allowed & ARG_OUT ? ":ho:" : ":h", options, NULL)) != -1) {

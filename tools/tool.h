@@ -59,7 +59,8 @@ enum { /* of predict, bench and report */
        ARG_PYTHON = 1 << 22,
        ARG_EXCHANGE = 1 << 23,
        ARG_INFER = 1 << 24,
-       ARG_LOG_ALL = 1 << 25
+       ARG_LOG_ALL = 1 << 25,
+       ARG_MOST = 1 << 26
 };
 
 typedef struct tool_args {
@@ -68,8 +69,8 @@ typedef struct tool_args {
     int n_set;
     const char *out, *weights, *resume, *init;
     bool allow_changes, dry_run, json, measure, export, help;
-    int64_t top, warmup, runs; /* < 0: not given */
-    double tolerance;          /* share; < 0: not given */
+    int64_t top, warmup, runs, most; /* < 0: not given */
+    double tolerance;                /* share; < 0: not given */
     const char *baseline, *python, *exchange;
     bool show, infer;
     bool log_all_ranks;

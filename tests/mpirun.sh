@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# The tool under Open MPI's mpirun: trains and evaluates on 1, 2 and 4 ranks, names a killed rank before the launcher ends
+# the others, saves and ends with 75 at SIGUSR1. Exit code 77: there is no mpirun here.
+#   tests/mpirun.sh BUILD
+set -euo pipefail
+command -v mpirun >/dev/null || { echo "there is no mpirun"; exit 77; }
+tool=$(realpath "$1")/dnnrun
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+launch=(mpirun --oversubscribe)
+train=("$tool" train quickstart.cfg device=cpu model.name=resnet20 data.image=16 train.deterministic=true run.log_every=1)
+fail() { echo "$1"; cat ./*.log; exit 1; }
+
+for n in 1 2 4; do
+    "${launch[@]}" -n $n "${train[@]}" train.batch=$((32 / n)) train.max_steps=20 --out run$n >run$n.log 2>&1 || fail "$n ranks"
+    grep -q "ranks   $n rank.* on 1 host, started by Open MPI" run$n.log || fail "$n ranks are not said"
+    "${launch[@]}" -n $n "$tool" eval run4 --json >eval$n.json 2>/dev/null || [ $n -lt 4 ] || fail "eval on $n ranks"
+done
+"$tool" eval run4 --json >alone.json
+python3 - <<'PY'
+import json
+a, b = (json.load(open(f)) for f in ("alone.json", "eval4.json"))
+assert a["images"] == b["images"] and a["correct1"] == b["correct1"], (a, b)
+PY
+
+# The same through MPI itself, where this build has it.
+if [ -e "$(dirname "$tool")/dnnrun-mpi.so" ]; then
+    "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=20 dist.transport=mpi --out mpi4 >mpi4.log 2>&1 || fail "MPI"
+    grep -q "started by Open MPI, mpi" mpi4.log || fail "MPI is not said"
+    "${launch[@]}" -n 2 "$tool" bench allreduce device=cpu dist.transport=mpi --most 4 >bench.log 2>&1 || fail "MPI's sums"
+    python3 - <<'PY'
+import json
+def losses(run):
+    return [r["loss"] for r in map(json.loads, open(f"{run}/metrics.jsonl")) if r["event"] == "train"]
+a, b = losses("run4")[:4], losses("mpi4")[:4]  # later on, rounding in another order is amplified
+print(a, b)
+assert len(a) == 4 and all(abs(x / y - 1) < 1e-3 for x, y in zip(a, b))
+PY
+fi
+
+# The victim is one of the ranks, which mpirun's children are.
+wait_for() { for _ in $(seq 600); do [ -e "$1" ] && return; sleep 0.05; done; fail "$1 does not appear"; }
+"${launch[@]}" -n 3 "${train[@]}" train.batch=8 run.save_every=0.5 --out killed >killed.log 2>&1 &
+mpi=$!
+wait_for killed/checkpoints/last
+victim=$(pgrep -P $mpi -f "$tool" | tail -1)
+kill -KILL "$victim"
+code=0; wait $mpi || code=$?
+[ $code -ne 0 ] || fail "mpirun succeeds although a rank was killed"
+grep -q "(process $victim) is lost: its connection ended; it was at: " killed.log || fail "the killed rank is not named"
+"${launch[@]}" -n 3 "${train[@]}" train.batch=8 train.max_steps=40 --allow-changes --out killed --resume auto >again.log 2>&1 || fail "resume"
+
+"${launch[@]}" -n 2 "${train[@]}" train.batch=16 run.save_every=0.5 --out stopped >stopped.log 2>&1 &
+mpi=$!
+wait_for stopped/checkpoints/last
+kill -USR1 $mpi
+code=0; wait $mpi || code=$?
+[ $code -eq 75 ] || fail "SIGUSR1 to mpirun gives $code, not 75"
+grep -q "stopped after step" stopped.log || fail "it does not say that it stopped"
+echo "all passed"
