@@ -46,6 +46,8 @@ typedef struct dnri_lower_opts {
     const char *pins;     /* dnr_trainer_opts.pins; may be NULL: pins.h */
     dnr_tune_fn tried;    /* told of each contest, which is held anew; NULL: nobody */
     void *tried_user;
+    dnr_lane
+        lane; /* where the step may run beside others, if the back end can: its own `lane` says */
     const char *cache; /* file of choices made by timing (choices.h); NULL: none */
     dnr_comm *comm;    /* for reduce (reduce.h); NULL: there is none */
     size_t

@@ -33,8 +33,14 @@ static void find_lifetimes(dnri_plan *p)
         }
     }
     for (int i = 0; i < p->n; i++)
-        p->spans[p->n_tensors + i] =
-            (dnri_span){.size = p->steps[i].workspace, .first = i, .last = i};
+        p->spans[p->n_tensors + i] = (dnri_span){
+            .size = p->steps[i].workspace, .first = i, .last = p->join[i] ? p->join[i] : i};
+    for (int i = 0; i < p->n; i++) { /* beside others: what it reads lives as long as it may run */
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        for (int k = 0; k < op->n_in; k++)
+            if (op->in[k] >= 0 && p->spans[op->in[k]].size && p->spans[op->in[k]].last < p->join[i])
+                p->spans[op->in[k]].last = p->join[i];
+    }
 }
 
 /* ---- places */
@@ -159,16 +165,48 @@ static dnr_status cut(dnri_plan *p)
     return DNR_OK;
 }
 
-static dnr_status lower(dnri_plan *p, const dnri_lower_opts *o)
+/* In the forward pass of a few pictures no op fills the device. The op whose result is first read by other than the
+ * next, such as the projection of a residual block, may run beside those in between. Sets p->join; 0: it may not. */
+#define FILLS_FLOPS 1e9
+
+static void find_joins(dnri_plan *p)
 {
+    for (int i = 0; !dnri_graph_training(p->g) && i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        const double flops = op->def->flops ? op->def->flops(p->g, op) : 0;
+        if (op->phase != DNRI_FORWARD || flops <= 0 || flops > FILLS_FLOPS)
+            continue;
+        for (int j = i + 1; j < p->n && !p->join[i]; j++) {
+            const dnri_op *reader = dnri_graph_op_c(p->g, j);
+            if (reader->def->is_loss)
+                break; /* of another part */
+            for (int k = 0; k < reader->n_in; k++)
+                for (int m = 0; m < op->n_out; m++)
+                    if (op->out[m] >= 0 && reader->in[k] == op->out[m])
+                        p->join[i] = j;
+        }
+        p->join[i] = p->join[i] == i + 1 ? 0 : p->join[i];
+    }
+}
+
+static dnr_status lower(dnri_plan *p, const dnri_lower_opts *opts)
+{
+    dnri_lower_opts beside = *opts;
+    beside.lane = DNRI_COMM;
     p->n = dnri_graph_ops(p->g);
     p->steps = calloc((size_t)p->n + 1, sizeof *p->steps);
-    if (!p->steps)
+    p->join = calloc((size_t)p->n + 1, sizeof *p->join);
+    if (!p->steps || !p->join)
         return DNR_FAIL_NOMEM();
+    find_joins(p);
     for (int i = 0; i < p->n; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
+        const dnri_lower_opts *o = p->join[i] ? &beside : opts;
         if (dnri_device_lower(p->dev, p->g, op, o, &p->steps[i]) != DNR_OK)
             return dnri_fail_context("%s of %s", op->def->name, op->name);
+        if (p->steps[i].lane == DNRI_COMPUTE)
+            p->join[i] = 0;
+        p->forks = p->forks || p->join[i];
         if (p->steps[i].workspace > o->workspace_cap)
             return DNR_FAIL(DNR_EMEM, "raise cudnn.workspace_mb",
                             "%s of %s needs a workspace of %zu MiB, the cap is %zu MiB",
@@ -217,6 +255,7 @@ void dnri_plan_free(dnri_plan *p)
     free(p->steps);
     free(p->spans);
     free(p->takes);
+    free(p->join);
     free(p->us);
     dnri_graph_free(p->g);
     free(p);
@@ -247,13 +286,27 @@ void *dnri_plan_address(const dnri_plan *p, dnr_tid t)
     return p->spans[t].size ? (char *)p->base + p->spans[t].offset : NULL;
 }
 
+/* Lets the compute lane wait for what op i needs from another, or the other lane for what is before op i. */
+static dnr_status fence(dnri_plan *p, int i)
+{
+    const dnri_backend *be = p->dev->be;
+    for (int k = 0; p->forks && k < i; k++)
+        if (p->join[k] == i)
+            DNR_TRY(be->fence(p->dev, p->steps[k].lane, DNRI_COMPUTE));
+    return p->join[i] ? be->fence(p->dev, DNRI_COMPUTE, p->steps[i].lane) : DNR_OK;
+}
+
 static dnr_status run_steps(dnri_plan *p, int part)
 {
-    for (int i = part ? p->end[part - 1] : 0; i < p->end[part]; i++)
-        if (p->steps[i].run && p->steps[i].run(p->steps[i].ctx) != DNR_OK) {
+    for (int i = part ? p->end[part - 1] : 0; i < p->end[part]; i++) {
+        dnr_status st = fence(p, i);
+        if (st == DNR_OK && p->steps[i].run)
+            st = p->steps[i].run(p->steps[i].ctx);
+        if (st != DNR_OK) {
             const dnri_op *op = dnri_graph_op_c(p->g, i);
             return dnri_fail_context("%s of %s", op->def->name, op->name);
         }
+    }
     return DNR_OK;
 }
 

@@ -24,6 +24,9 @@ struct dnri_plan {
     size_t arena, activations;
     void *base; /* the arena's address, once bound */
     dnri_store *store;
+    int *
+        join; /* by op: 0, or it runs on a lane of its own, and this op is the first that waits for it */
+    bool forks;                /* some do */
     int end[DNRI_PARTS];       /* where the ops of each part end: the next one begins there */
     void *program[DNRI_PARTS]; /* captured; NULL: run step by step */
     double *us;                /* microseconds of each op, where measured */

@@ -246,6 +246,47 @@ static void test_pins(void **state)
     assert_int_equal(dnr_tune(dev, &o, take_note, &t), DNR_EUSAGE);
 }
 
+/* ---- a forward pass of ResNet-50 */
+
+/* The four projections of a picture's pass run beside the two convolutions after them, and nothing that those write lies over
+ * what a projection reads, writes or works in. A large batch keeps to one lane. */
+static void test_forks(void **state)
+{
+    static const int64_t batches[] = {1, 64};
+    if (!dev)
+        skip();
+    for (int b = 0; b < 2; b++) {
+        dnr_trainer_opts o = options("resnet50", DNR_PRECISION_FP16, 0);
+        dnr_trainer *t;
+        int forks = 0;
+        o.eval_batch = batches[b];
+        OK(dnri_trainer_create(dev, &o, &planned, &t));
+        const dnri_plan *p = t->program[DNRI_EVAL].plan;
+        for (int i = 0; i < p->n; i++) {
+            const dnri_op *op = dnri_graph_op_c(p->g, i);
+            assert_true((p->join[i] > 0) == (p->steps[i].lane != DNRI_COMPUTE));
+            if (!p->join[i])
+                continue;
+            forks++;
+            assert_non_null(strstr(op->name, "downsample"));
+            assert_int_equal(p->join[i], i + 3);
+            const int own[] = {op->in[0], op->out[0], p->n_tensors + i};
+            for (int k = 0; k < 3; k++)
+                assert_true(p->spans[own[k]].last >= p->join[i]);
+            for (int s = 0; s < p->n_tensors + p->n; s++)
+                for (int k = 0; k < 3; k++) {
+                    const dnri_span *x = &p->spans[own[k]], *y = &p->spans[s];
+                    const bool apart =
+                        x->offset + x->size <= y->offset || y->offset + y->size <= x->offset;
+                    const bool meets = y->first <= p->join[i] && y->last >= i;
+                    assert_true(s == own[k] || !y->size || !x->size || !meets || apart);
+                }
+        }
+        assert_int_equal(forks, batches[b] == 1 ? 4 : 0);
+        dnr_trainer_destroy(t);
+    }
+}
+
 /* ---- every network */
 
 /* No op is left to plain loops, and nothing wants more workspace than it may. */
@@ -289,9 +330,9 @@ static void test_every_network(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),        cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_launches),      cmocka_unit_test(test_pins),
-        cmocka_unit_test(test_every_network),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_launches), cmocka_unit_test(test_pins),
+        cmocka_unit_test(test_forks),    cmocka_unit_test(test_every_network),
     };
     paper_open((size_t)139 << 30, &dev);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,13 +69,26 @@ static dnr_status run_product(dnri_cuda_op *s)
     return dnri_product_run(s->dev, c->way.product, s->stream, &at);
 }
 
+/* cuDNN's handle belongs to the compute lane and is lent to another. */
+static dnr_status execute(dnri_cuda_op *s, const dnri_conv_plan *plan)
+{
+    const cudaStream_t home = s->dev->lane[DNRI_COMPUTE];
+    const conv *c = s->own;
+    if (s->stream != home)
+        DNRI_CUDNN(cudnnSetStream(s->dev->cudnn, s->stream), "changing lanes");
+    const cudnnStatus_t st = cudnnBackendExecute(s->dev->cudnn, plan->plan, c->pack);
+    if (s->stream != home)
+        DNRI_CUDNN(cudnnSetStream(s->dev->cudnn, home), "changing lanes");
+    DNRI_CUDNN(st, "running %s", plan->impl);
+    return DNR_OK;
+}
+
 static dnr_status run(dnri_cuda_op *s)
 {
     const conv *c = s->own;
     const dnri_conv_plan *plan = c->way.plan;
     if (plan->plan)
-        DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, plan->plan, c->pack), "running %s",
-                   plan->impl);
+        DNR_TRY(execute(s, plan));
     else
         k_conv_fprop(s->stream, &c->geometry, s->at.in[X], s->at.in[W], s->at.out[0]);
     if (c->way.whole)
@@ -280,6 +293,8 @@ static dnr_status lower_act(dnr_device *dev, const dnr_graph *g, const dnri_op *
     s->own = c;
     s->release = release;
     s->prepare = prepare;
+    s->stream = d->lane[o->lane];
+    out->lane = o->lane;
     out->workspace = w.product      ? dnri_product_workspace(w.product)
                      : w.plan->plan ? w.plan->workspace
                                     : 0;
