@@ -3,9 +3,10 @@
 each. Prints a table; exits with 1 where something asked for is missed.
 
     gpu_compare.py --dnnrun build/dnnrun --json gpu.json
-    gpu_compare.py … --case resnet50            cases whose name holds this
+    gpu_compare.py … --case 'resnet50 b256$'    some cases
     gpu_compare.py … --only-compile             only fills PyTorch's caches of compiled code, all cases at once
     gpu_compare.py … --no-torch
+    gpu_compare.py … --fusion d1,d2 --peers bf16     dnnrun at these levels of cudnn.fusion; PyTorch in bf16 alone
 
 dnnrun's figure for training is the median of the records of a real `dnnrun train` on synthetic pictures, loader and all;
 PyTorch's is tests/bench/torch_resnet.py's: channels-last, compiled, pictures on the device; the faster of fp16 and bf16
@@ -72,9 +73,12 @@ def torch(args, *words):
     return json.loads(p.stdout.splitlines()[-1]) if p.returncode == 0 else None
 
 
-def train_peers(precision, batch, words):
-    both = ["fp16", "bf16"] if precision == "fp16" else [precision]
-    return [["--compile", "--batch", str(batch), "--precision", p, "--steps", "25", *words] for p in both]
+def train_peers(args, precision, batch, words):
+    """What PyTorch is run with; nothing where it is not asked."""
+    if words is None or args.no_torch:
+        return []
+    either = args.peers.split(",") if precision == "fp16" else [precision]
+    return [["--compile", "--batch", str(batch), "--precision", p, "--steps", "25", *words] for p in either]
 
 
 def infer_peer(batch):
@@ -82,7 +86,7 @@ def infer_peer(batch):
 
 
 def fill_caches(args, cases, infers):
-    jobs = [w for c in cases if c[5] is not None for w in train_peers(c[2], c[3], c[5])] + [infer_peer(i[1]) for i in infers]
+    jobs = [w for c in cases for w in train_peers(args, c[2], c[3], c[5])] + [infer_peer(i[1]) for i in infers]
     waiting = [subprocess.Popen([args.python, os.path.join(HERE, "torch_resnet.py"), *w, "--warmup", "2", "--steps", "2"],
                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for w in jobs]  # fmt: skip
     print(f"compiled {sum(p.wait() == 0 for p in waiting)} of {len(jobs)} in PyTorch", flush=True)
@@ -95,7 +99,7 @@ def best(results):
 def judge(row, missed):
     def want(what, value, sense, bound):
         if value is not None and bound is not None and not (value >= bound if sense == ">=" else value <= bound):
-            missed.append(f"{row['case']}: {what} {value:.3f}, asked for {sense} {bound}")
+            missed.append(f"{row['case']} {row.get('fusion', '')}: {what} {value:.3f}, asked for {sense} {bound}")
 
     want("images/s", row["images_per_s"], ">=", row.get("least"))
     want("times PyTorch", row.get("speedup"), ">=", row.get("least_speedup"))
@@ -106,7 +110,7 @@ def judge(row, missed):
 
 def show(r):
     peer = r.get("torch") or {}
-    print(f"{r['case']:22}{r['ms']:9.3f} ms{r['images_per_s']:11,.0f}/s{r.get('gib', 0):7.1f} GiB"
+    print(f"{r['case']:21}{r.get('fusion', ''):5}{r['ms']:9.3f} ms{r['images_per_s']:11,.0f}/s{r.get('gib', 0):7.1f} GiB"
           f"{peer.get('ms_per_step', 0):10.3f} ms{peer.get('images_per_s', 0):10,.0f}/s{peer.get('peak_gib') or 0:6.1f} GiB"
           f"  {peer.get('precision', ''):5}{r.get('speedup') or 0:6.2f} x", flush=True)
 
@@ -115,15 +119,17 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--dnnrun", default=os.path.join(HERE, "..", "..", "build", "dnnrun"))
     ap.add_argument("--python", default=sys.executable, help="one that has torch")
-    ap.add_argument("--case", default="", help="cases whose name holds this")
+    ap.add_argument("--case", default="", help="a regular expression of their names")
+    ap.add_argument("--fusion", default="auto", help="levels of cudnn.fusion")
+    ap.add_argument("--peers", default="fp16,bf16", help="precisions in which PyTorch is beside fp16")
     ap.add_argument("--set", nargs="*", default=[], help="cfg settings for all")
     ap.add_argument("--only-compile", action="store_true")
     ap.add_argument("--no-torch", action="store_true")
     ap.add_argument("--json", help="write the figures there as well")
     args = ap.parse_args()
-    cases, infers = [c for c in TRAIN if args.case in c[0]], [i for i in INFER if args.case in i[0]]
+    cases, infers = [c for c in TRAIN if re.search(args.case, c[0])], [i for i in INFER if re.search(args.case, i[0])]
     if not cases + infers:
-        sys.exit(f"no case's name holds {args.case}")
+        sys.exit(f"no case's name matches {args.case}")
     if args.only_compile:
         return fill_caches(args, cases, infers)
     rows, missed = [], []
@@ -137,13 +143,15 @@ def main():
                 json.dump({"rows": rows, "missed": missed}, f, indent=1)
 
     for name, cfg, precision, batch, more, words, speedup, least in cases:
-        rate, gib = train(args, cfg, precision, batch, more)
-        peer = best(torch(args, *w) for w in train_peers(precision, batch, words)) if words is not None and not args.no_torch else None
-        base = [r["ms"] for r in rows if r["case"] == "resnet50 b256"]
+        peer = best(torch(args, *w) for w in train_peers(args, precision, batch, words))
         most_gib, most_slower = MEMORY.get(name, (None, None))
-        add({"case": name, "precision": precision, "images_per_s": rate, "ms": 1e3 * batch / rate, "gib": gib, "least": least,
-             "torch": peer, "least_speedup": speedup, "speedup": rate / peer["images_per_s"] if peer else None,
-             "most_gib": most_gib, "most_slower": most_slower, "slower": 1e3 * batch / rate / base[0] if base else None})  # fmt: skip
+        for level in args.fusion.split(","):
+            rate, gib = train(args, cfg, precision, batch, [*more, f"cudnn.fusion={level}"])
+            base = [r["ms"] for r in rows if r["case"] == "resnet50 b256" and r["fusion"] == level]
+            add({"case": name, "fusion": level, "precision": precision, "images_per_s": rate, "ms": 1e3 * batch / rate,
+                 "gib": gib, "least": least, "torch": peer, "least_speedup": speedup,
+                 "speedup": rate / peer["images_per_s"] if peer else None, "most_gib": most_gib, "most_slower": most_slower,
+                 "slower": 1e3 * batch / rate / base[0] if base else None})  # fmt: skip
     for name, batch, most_ms, least in infers:
         own = json.loads(tool(args, "bench", "infer", os.path.join(MODELS, "resnet50.cfg"), *settings_of(args, "fp16", batch), "--json"))
         peer = None if args.no_torch else torch(args, *infer_peer(batch))
