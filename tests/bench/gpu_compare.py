@@ -14,6 +14,7 @@ counts, below batch 256 through CUDA graphs.
 """
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -67,8 +68,9 @@ def train(args, cfg, precision, batch, more):
     return statistics.median(rates), float(re.search(r"([\d.]+) GiB planned", said)[1])
 
 
-def torch(args, *words):
-    p = subprocess.run([args.python, os.path.join(HERE, "torch_resnet.py"), *words], stdout=subprocess.PIPE,
+@functools.cache
+def torch(python, *words):
+    p = subprocess.run([python, os.path.join(HERE, "torch_resnet.py"), *words], stdout=subprocess.PIPE,
                        stderr=subprocess.DEVNULL, text=True)  # fmt: skip
     return json.loads(p.stdout.splitlines()[-1]) if p.returncode == 0 else None
 
@@ -143,7 +145,7 @@ def main():
                 json.dump({"rows": rows, "missed": missed}, f, indent=1)
 
     for name, cfg, precision, batch, more, words, speedup, least in cases:
-        peer = best(torch(args, *w) for w in train_peers(args, precision, batch, words))
+        peer = best(torch(args.python, *w) for w in train_peers(args, precision, batch, words))
         most_gib, most_slower = MEMORY.get(name, (None, None))
         for level in args.fusion.split(","):
             rate, gib = train(args, cfg, precision, batch, [*more, f"cudnn.fusion={level}"])
@@ -154,7 +156,7 @@ def main():
                  "slower": 1e3 * batch / rate / base[0] if base else None})  # fmt: skip
     for name, batch, most_ms, least in infers:
         own = json.loads(tool(args, "bench", "infer", os.path.join(MODELS, "resnet50.cfg"), *settings_of(args, "fp16", batch), "--json"))
-        peer = None if args.no_torch else torch(args, *infer_peer(batch))
+        peer = None if args.no_torch else torch(args.python, *infer_peer(batch))
         add({"case": name, "precision": "fp16", "images_per_s": own["images_per_s"], "ms": own["ms_per_run"],
              "latency_ms": own["latency_ms"]["median"], "most_ms": most_ms, "least": least, "torch": peer,
              "speedup": own["images_per_s"] / peer["images_per_s"] if peer else None})  # fmt: skip
