@@ -283,6 +283,13 @@ const char *dnri_socket_name(int fd, char *buf, size_t size)
     snprintf(buf, size, "local");
     if (getsockname(fd, (struct sockaddr *)&at, &n) != 0 || at.ss_family == AF_UNIX)
         return buf;
+    struct sockaddr_in6 *six = (struct sockaddr_in6 *)&at;
+    if (at.ss_family == AF_INET6 &&
+        IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)) { /* IPv4 on a socket for both */
+        struct sockaddr_in four = {.sin_family = AF_INET};
+        memcpy(&four.sin_addr, &six->sin6_addr.s6_addr[12], 4);
+        memcpy(&at, &four, sizeof four);
+    }
     bool v6 = at.ss_family == AF_INET6;
     const void *mine = v6 ? (const void *)&((struct sockaddr_in6 *)&at)->sin6_addr
                           : (const void *)&((struct sockaddr_in *)&at)->sin_addr;

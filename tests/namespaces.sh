@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Two emulated hosts (network namespaces with addresses and names of their own) train together; when the link between them
+# is cut, both sides name each other and end with 5. Exit code 77: this needs root and ip.
+#   tests/namespaces.sh BUILD
+set -euo pipefail
+tool=$(realpath "$1")/dnnrun
+a=dnnrun-a-$$ b=dnnrun-b-$$ scratch=$(mktemp -d)
+clean() { ip netns del $a; ip netns del $b; rm -rf "$scratch"; }
+trap 'clean 2>/dev/null || true' EXIT
+command -v ip >/dev/null && ip netns add $a 2>/dev/null && ip netns add $b && unshare --uts true ||
+    { echo "no network namespaces here"; exit 77; }
+ip link add va$$ netns $a type veth peer name vb$$ netns $b
+ip -n $a addr add 10.77.0.1/24 dev va$$
+ip -n $b addr add 10.77.0.2/24 dev vb$$
+for n in $a $b; do ip -n $n link set lo up; done
+ip -n $a link set va$$ up
+ip -n $b link set vb$$ up
+cd "$scratch"
+export DNR_WORLD_SIZE=2 DNR_MASTER=10.77.0.1:29555 OMP_NUM_THREADS=1
+start() { # NAMESPACE RANK
+    DNR_RANK=$2 ip netns exec "$1" unshare --uts sh -c "hostname host$2; exec '$tool' train quickstart.cfg device=cpu \
+        model.name=resnet20 data.image=16 train.batch=16 run.save_every=0.5 dist.timeout=4 --out run" >log$2 2>&1 &
+}
+start $a 0; one=$!
+start $b 1; two=$!
+for _ in $(seq 600); do [ -e run/checkpoints/last ] && break; sleep 0.05; done
+ip -n $a link set va$$ down
+for k in 0 1; do
+    code=0
+    if [ $k = 0 ]; then wait $one || code=$?; else wait $two || code=$?; fi
+    [ $code = 5 ] || { echo "rank $k ended with $code"; cat log0 log1; exit 1; }
+    grep -q "rank $((1 - k)) on host$((1 - k)) .* is lost: " log$k || { echo "rank $k names nobody"; cat log$k; exit 1; }
+done
+grep -q "ranks   2 ranks on 2 hosts, started by DNR_RANK, tcp over va$$ 10.77.0.1" log0 || { cat log0; exit 1; }
+env -u DNR_WORLD_SIZE -u DNR_MASTER "$tool" eval run >/dev/null # the last checkpoint is whole
+echo "both ended with 5"
