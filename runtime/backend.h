@@ -118,6 +118,12 @@ typedef struct dnri_backend {
     void *(*queue)(dnr_device *dev, dnr_lane lane);
     /* Allocations and synchronisations made through this device so far (a step must add none). */
     void (*counters)(dnr_device *dev, int64_t *allocs, int64_t *syncs);
+
+    /* For profiles, never in a capture. stamp: notes under `id` (small numbers from 0) the time at which what is on the
+     * lane now is done; the first use of an id allocates. stamp_us: microseconds between two that were
+     * reached. NULL where runs end before they return, so that the host's clock will do. */
+    dnr_status (*stamp)(dnr_device *dev, dnr_lane lane, int id);
+    dnr_status (*stamp_us)(dnr_device *dev, int from, int to, double *us);
 } dnri_backend;
 
 /* A back end's lowering table, searched by dnri_lower_find; each layer's file fills one row per op.

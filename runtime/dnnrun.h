@@ -497,6 +497,12 @@ typedef enum dnr_explain_form { DNR_EXPLAIN_TEXT, DNR_EXPLAIN_JSON } dnr_explain
  * is the input; afterwards the weights are initialised anew. Takes seconds. */
 dnr_status dnr_trainer_measure(dnr_trainer *t);
 dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE *out);
+/* The next `steps` calls of dnr_trainer_step are traced, and with the last `path` is written: Chrome's trace format
+ * (chrome://tracing, ui.perfetto.dev), a bar for each launch in the row of its lane, in the order of the device's clock,
+ * and a row for the host. Launches run one by one then, and each step is waited for, so that steps are
+ * slower; they give the same results. */
+dnr_status dnr_trainer_profile(dnr_trainer *t, int64_t steps, const char *path);
+
 /* One way to compute an op, as it was timed. */
 typedef struct dnr_tune_way {
     const char *implementation;

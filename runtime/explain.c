@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Bytes an op must move at least: each tensor it names, once. */
-static double op_bytes(const dnri_plan *p, const dnri_op *op)
+double dnri_op_bytes(const dnri_plan *p, const dnri_op *op)
 {
     double sum = 0;
     for (int k = 0; k < op->n_in + op->n_out; k++) {
@@ -19,7 +19,7 @@ static double op_bytes(const dnri_plan *p, const dnri_op *op)
     return sum;
 }
 
-static double op_flops(const dnri_plan *p, const dnri_op *op)
+double dnri_op_flops(const dnri_plan *p, const dnri_op *op)
 {
     return op->def->flops ? op->def->flops(p->g, op) : 0;
 }
@@ -65,7 +65,7 @@ double dnri_plan_recomputed(const dnri_plan *p)
     for (int i = 0; i < p->n; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
         if (op->clone)
-            sum += op_bytes(p, op) + op_flops(p, op) / 150;
+            sum += dnri_op_bytes(p, op) + dnri_op_flops(p, op) / 150;
     }
     return sum;
 }
@@ -80,8 +80,8 @@ static totals sum_up(const dnri_plan *p)
     totals t = {0};
     for (int i = p->end[DNRI_PART_PREPARE]; i < p->n; i++) { /* of each pass */
         const dnri_op *op = dnri_graph_op_c(p->g, i);
-        t.flops += op_flops(p, op);
-        t.bytes += op_bytes(p, op);
+        t.flops += dnri_op_flops(p, op);
+        t.bytes += dnri_op_bytes(p, op);
         t.launches += p->steps[i].launches;
     }
     return t;
@@ -162,7 +162,7 @@ static double backward_left(const dnri_plan *p, int i)
         const dnri_op *op = dnri_graph_op_c(p->g, k);
         if (op->phase != DNRI_BACKWARD || dnri_comm_owns(op))
             continue;
-        double work = p->us ? p->us[k] : op_flops(p, op);
+        double work = p->us ? p->us[k] : dnri_op_flops(p, op);
         all += work;
         left += k > i ? work : 0;
     }
@@ -214,6 +214,20 @@ static double rate(double amount, double us)
     return us > 0 ? amount / (us * 1e-6) : 0;
 }
 
+/* Microseconds that the op takes at least at the rates that were measured; do bytes say so, or operations? */
+static double floor_us(const dnri_plan *p, const dnri_op *op, bool *by_bytes)
+{
+    const double bytes = p->copy_rate > 0 ? dnri_op_bytes(p, op) / p->copy_rate * 1e6 : 0;
+    const double flops = p->flop_rate > 0 ? dnri_op_flops(p, op) / p->flop_rate * 1e6 : 0;
+    *by_bytes = bytes >= flops;
+    return bytes >= flops ? bytes : flops;
+}
+
+static double percent(double part, double whole)
+{
+    return whole > 0 ? 100 * part / whole : 0;
+}
+
 /* The measured times summed over the ops of each kind. */
 static void explain_times(const dnri_plan *p, FILE *out)
 {
@@ -221,11 +235,17 @@ static void explain_times(const dnri_plan *p, FILE *out)
     double all = 0;
     for (int i = first_op; i < p->n; i++)
         all += p->us[i];
-    fprintf(out, "\nmeasured, each launch alone and repeated: %.3f ms in all\n", all / 1e3);
-    fprintf(out, "%-18s %6s %9s %7s %8s %8s\n", "kind", "ops", "ms", "share", "GB/s", "TFLOP/s");
+    fprintf(out,
+            "\nmeasured, each launch alone and repeated: %.3f ms in all\n"
+            "floor: bytes at %.0f GB/s (read and written; a copy, or the best launch of 256 MiB or "
+            "more), or operations at %.2f TFLOP/s (the best launch)\n",
+            all / 1e3, p->copy_rate / 1e9, p->flop_rate / 1e12);
+    fprintf(out, "%-18s %6s %9s %7s %8s %8s %9s %9s\n", "kind", "ops", "ms", "share", "GB/s",
+            "TFLOP/s", "floor ms", "of time");
     for (int i = first_op; i < p->n; i++) {
         const dnri_op_def *def = dnri_graph_op_c(p->g, i)->def;
-        double us = 0, bytes = 0, flops = 0;
+        double us = 0, bytes = 0, flops = 0, least = 0;
+        bool by_bytes;
         int ops = 0, first = first_op;
         while (dnri_graph_op_c(p->g, first)->def != def)
             first++;
@@ -235,12 +255,14 @@ static void explain_times(const dnri_plan *p, FILE *out)
                 continue;
             ops++;
             us += p->us[k];
-            bytes += op_bytes(p, op);
-            flops += op_flops(p, op);
+            bytes += dnri_op_bytes(p, op);
+            flops += dnri_op_flops(p, op);
+            least += floor_us(p, op, &by_bytes);
         }
         if (ops)
-            fprintf(out, "%-18s %6d %9.3f %6.1f%% %8.0f %8.2f\n", def->name, ops, us / 1e3,
-                    100 * us / all, rate(bytes / 1e9, us), rate(flops / 1e12, us));
+            fprintf(out, "%-18s %6d %9.3f %6.1f%% %8.0f %8.2f %9.3f %8.1f%%\n", def->name, ops,
+                    us / 1e3, percent(us, all), rate(bytes / 1e9, us), rate(flops / 1e12, us),
+                    least / 1e3, percent(least, us));
     }
 }
 
@@ -259,17 +281,22 @@ void dnri_plan_explain(const dnri_plan *p, FILE *out)
     fprintf(out, "%5s %-15s %-28s %-26s %9s %9s %9s", "#", "op", "layer", "shape", "GFLOP", "MB",
             "work MB");
     if (p->us)
-        fprintf(out, " %9s %7s %8s", "us", "GB/s", "TFLOP/s");
+        fprintf(out, " %9s %7s %8s %9s %7s", "us", "GB/s", "TFLOP/s", "floor us", "of time");
     fprintf(out, "  implementation\n");
     for (int i = 0; i < p->n; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
         const dnri_step *s = &p->steps[i];
         fprintf(out, "%5d %-15s %-28s %-26s %9.3f %9.2f %9.2f", i, op->def->name, op->name,
-                op_shape(p, op, shape), op_flops(p, op) / 1e9, op_bytes(p, op) / 1e6,
+                op_shape(p, op, shape), dnri_op_flops(p, op) / 1e9, dnri_op_bytes(p, op) / 1e6,
                 (double)s->workspace / 1e6);
         if (p->us)
-            fprintf(out, " %9.1f %7.0f %8.2f", p->us[i], rate(op_bytes(p, op) / 1e9, p->us[i]),
-                    rate(op_flops(p, op) / 1e12, p->us[i]));
+            fprintf(out, " %9.1f %7.0f %8.2f", p->us[i], rate(dnri_op_bytes(p, op) / 1e9, p->us[i]),
+                    rate(dnri_op_flops(p, op) / 1e12, p->us[i]));
+        if (p->us) {
+            bool by_bytes;
+            const double least = floor_us(p, op, &by_bytes);
+            fprintf(out, " %8.1f%c %6.1f%%", least, by_bytes ? 'b' : 'f', percent(least, p->us[i]));
+        }
         fprintf(out, "  %s%s%s%s\n", s->impl, op->clone ? " (recomputed)" : "",
                 s->lane == DNRI_COMPUTE ? "" : ", lane ",
                 s->lane == DNRI_COMPUTE ? "" : lane_names[s->lane]);
@@ -293,10 +320,15 @@ static json_t *json_ops(const dnri_plan *p)
                                  op->def->name, "layer", op->name, "phase", phase_names[op->phase],
                                  "shape", op_shape(p, op, shape), "implementation", s->impl, "lane",
                                  lane_names[s->lane], "launches", s->launches, "recomputed",
-                                 op->clone, "flops", op_flops(p, op), "bytes", op_bytes(p, op),
-                                 "workspace", (json_int_t)s->workspace);
-        if (item && p->us)
+                                 op->clone, "flops", dnri_op_flops(p, op), "bytes",
+                                 dnri_op_bytes(p, op), "workspace", (json_int_t)s->workspace);
+        if (item && p->us) {
+            bool by_bytes;
+            const double least = floor_us(p, op, &by_bytes);
             json_object_set_new(item, "us", json_real(p->us[i]));
+            json_object_set_new(item, "floor_us", json_real(least));
+            json_object_set_new(item, "bound", json_string(by_bytes ? "bytes" : "flops"));
+        }
         json_array_append_new(list, item);
     }
     return list;
@@ -323,9 +355,14 @@ json_t *dnri_plan_json(const dnri_plan *p)
     totals t = sum_up(p);
     char hash[32];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)dnri_plan_hash(p));
-    return json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:I, s:I, s:o, s:o, s:o}", "program", p->name,
-                     "device", p->dev->name, "hash", hash, "launches", t.launches, "flops", t.flops,
-                     "bytes", t.bytes, "arena", (json_int_t)p->arena, "activations",
-                     (json_int_t)p->activations, "ops", json_ops(p), "memory", json_memory(p),
-                     "buckets", json_buckets(p));
+    json_t *j = json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:I, s:I, s:o, s:o, s:o}", "program",
+                          p->name, "device", p->dev->name, "hash", hash, "launches", t.launches,
+                          "flops", t.flops, "bytes", t.bytes, "arena", (json_int_t)p->arena,
+                          "activations", (json_int_t)p->activations, "ops", json_ops(p), "memory",
+                          json_memory(p), "buckets", json_buckets(p));
+    if (j && p->us) {
+        json_object_set_new(j, "bytes_per_second", json_real(p->copy_rate));
+        json_object_set_new(j, "flops_per_second", json_real(p->flop_rate));
+    }
+    return j;
 }

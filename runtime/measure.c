@@ -9,6 +9,7 @@
 
 #define LEAST_S 4e-3 /* an op is repeated until its runs take this long together */
 #define MOST    1000
+#define LARGE   ((size_t)1 << 28) /* bytes that no cache holds */
 
 static double now(void)
 {
@@ -62,6 +63,30 @@ static dnr_status measure_step(dnr_device *dev, const dnri_step *s, double *us)
     return DNR_OK;
 }
 
+/* A copy within the arena, as a step. */
+typedef struct copying {
+    dnr_device *dev;
+    char *base;
+    size_t half;
+} copying;
+
+static dnr_status run_copy(void *ctx)
+{
+    const copying *c = ctx;
+    return c->dev->be->copy(c->dev, DNRI_COMPUTE, c->base + c->half, c->base, c->half);
+}
+
+static dnr_status measure_copy(dnri_plan *p)
+{
+    copying c = {p->dev, p->base, p->arena / 2 & ~(size_t)255};
+    const dnri_step s = {.run = run_copy, .ctx = &c};
+    double us;
+    c.half = c.half < LARGE ? c.half : LARGE;
+    DNR_TRY(measure_step(p->dev, &s, &us));
+    p->copy_rate = us > 0 ? 2 * (double)c.half / (us * 1e-6) : 0;
+    return DNR_OK;
+}
+
 static dnr_status measure_plan(dnri_plan *p)
 {
     if (!p->us && !(p->us = calloc((size_t)p->n + 1, sizeof *p->us)))
@@ -71,6 +96,17 @@ static dnr_status measure_plan(dnri_plan *p)
     for (int i = 0; i < p->n; i++)
         if (p->steps[i].run && measure_step(p->dev, &p->steps[i], &p->us[i]) != DNR_OK)
             return dnri_fail_context("timing %s", dnri_graph_op_c(p->g, i)->name);
+    DNR_TRY(measure_copy(p));
+    p->flop_rate = 0;
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        const double bytes = dnri_op_bytes(p, op), flops = dnri_op_flops(p, op);
+        const double s = p->us[i] * 1e-6;
+        if (s > 0 && flops >= 4 * bytes && flops / s > p->flop_rate) /* products alone */
+            p->flop_rate = flops / s;
+        if (s > 0 && bytes >= (double)LARGE && bytes / s > p->copy_rate)
+            p->copy_rate = bytes / s;
+    }
     return DNR_OK;
 }
 

@@ -30,8 +30,14 @@ struct dnri_plan {
     int end[DNRI_PARTS];       /* where the ops of each part end: the next one begins there */
     void *program[DNRI_PARTS]; /* captured; NULL: run step by step */
     double *us;                /* microseconds of each op, where measured */
+    /* with them: what the device does in a second at best, as the same measurement found */
+    double copy_rate, flop_rate; /* bytes read and written, operations */
     size_t bucket_bytes;
 };
+
+/* explain.c: bytes that an op must move at least, each tensor it names once; operations */
+double dnri_op_bytes(const dnri_plan *p, const dnri_op *op);
+double dnri_op_flops(const dnri_plan *p, const dnri_op *op);
 
 static inline const dnri_span *dnri_workspace_span(const dnri_plan *p, int op)
 {

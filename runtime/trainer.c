@@ -9,6 +9,7 @@
 #include "engine_ops.h"
 #include "model.h"
 #include "pins.h"
+#include "profile.h"
 #include "reduce.h"
 #include "rewrite.h"
 #include "slot.h"
@@ -441,6 +442,7 @@ void dnr_trainer_destroy(dnr_trainer *t)
     const dnri_backend *be = t->dev->be;
     free_programs(t->program);
     dnri_store_free(t->store);
+    dnri_profile_free(t->profile);
     void *device[] = {t->arena, t->staging[0], t->staging[1]};
     for (int i = 0; i < 3; i++)
         if (device[i])

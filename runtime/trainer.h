@@ -67,7 +67,8 @@ struct dnr_trainer {
     int64_t steps, samples; /* enqueued */
     dnri_issued issued[2];  /* the last two steps */
     bool pins_checked, pins_told;
-    dnr_error *lost; /* why training cannot go on; NULL: it can */
+    struct dnri_profile *profile; /* of the steps to come; NULL: none */
+    dnr_error *lost;              /* why training cannot go on; NULL: it can */
 
     dnr_comm *comm; /* NULL: alone */
     int world;

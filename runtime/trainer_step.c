@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "profile.h"
 #include "slot.h"
 #include "trainer.h"
 
@@ -46,6 +47,9 @@ static dnr_status run_program(dnr_trainer *t, feeding what)
         DNR_TRY(prepare_eval(t));
     else
         t->prepared = 0;
+    if (t->profile && what <= FEED_LAST)
+        return dnri_profile_run(t->profile,
+                                t->program[what == FEED_MICRO ? DNRI_MICRO : DNRI_LAST].plan);
     switch (what) {
     case FEED_MICRO:
         return dnri_plan_run(t->program[DNRI_MICRO].plan);
@@ -198,6 +202,26 @@ static dnr_status check_loader(const dnr_trainer *t, const dnr_loader *l, bool t
     return DNR_OK;
 }
 
+static dnr_status profile_step(dnr_trainer *t)
+{
+    bool done;
+    if (!t->profile)
+        return DNR_OK;
+    dnr_status st = dnri_profile_step(t->profile, &done);
+    if (st == DNR_OK && !done)
+        return DNR_OK;
+    dnri_profile_free(t->profile);
+    t->profile = NULL;
+    return st;
+}
+
+dnr_status dnr_trainer_profile(dnr_trainer *t, int64_t steps, const char *path)
+{
+    dnri_profile_free(t->profile);
+    t->profile = NULL;
+    return dnri_profile_new(t->dev, steps, path, &t->profile);
+}
+
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out)
 {
     DNR_TRY(check_loader(t, l, true));
@@ -206,13 +230,18 @@ dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out)
     int64_t position = 0;
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         dnr_batch b;
+        double begin = dnri_profile_now();
         DNR_TRY(dnr_loader_next(l, &b, NULL));
+        dnri_profile_host(t->profile, "data wait", begin);
         position = i ? position : b.position;
+        begin = dnri_profile_now();
         dnr_status s = feed_training(t, i, b.slot, lr);
+        dnri_profile_host(t->profile, "copy and enqueue", begin);
         dnr_loader_release(l, &b);
         DNR_TRY(s);
     }
     DNR_TRY(end_step(t, lr, l, position));
+    DNR_TRY(profile_step(t));
     return describe(t, t->steps - 2, out);
 }
 

@@ -183,6 +183,83 @@ static void plan_and_dry_run(void **state)
     assert_int_not_equal(access("runs", F_OK), 0);
 }
 
+static int by_time(const void *a, const void *b)
+{
+    const double x = number_of(*(json_t *const *)a, "ts"), y = number_of(*(json_t *const *)b, "ts");
+    return x < y ? -1 : x > y;
+}
+
+/* The trace: every launch of every step by name, none over another in its row, and the host's doings. */
+static void profile(void **state)
+{
+    NEEDS_CPU();
+    assert_int_equal(
+        dnnrun("train quickstart.cfg device=cpu train.max_steps=8 data.val= --profile 3 "
+               "--out profiled"),
+        0);
+    has(out_text, "profiled/trace.json");
+    char *text = slurp("profiled/trace.json");
+    json_t *trace = parse(text), *events = json_object_get(trace, "traceEvents"), *e;
+    json_t *bar[4096];
+    size_t i, n = 0;
+    int convs = 0, waits = 0, updates = 0, names = 0;
+    free(text);
+    has(text_of(json_object_get(trace, "otherData"), "times"), "host's clock");
+    assert_int_equal(number_of(json_object_get(trace, "otherData"), "steps"), 3);
+    json_array_foreach(events, i, e)
+    {
+        const char *name = text_of(e, "name");
+        if (!strcmp(text_of(e, "ph"), "M")) {
+            names++;
+            continue;
+        }
+        assert_true(number_of(e, "dur") >= 0 && n < 4096);
+        convs += !strcmp(name, "conv.fprop conv1");
+        updates += !strcmp(name, "sgd update");
+        waits += !strcmp(name, "data wait");
+        if (number_of(e, "tid") == 0)
+            bar[n++] = e;
+    }
+    assert_int_equal(names, 4);
+    assert_int_equal(convs, 3);
+    assert_int_equal(updates, 3);
+    assert_int_equal(waits, 3);
+    assert_true(n > 3 * 40 && n % 3 == 0);
+    qsort(bar, n, sizeof *bar, by_time);
+    for (i = 1; i < n; i++)
+        assert_true(number_of(bar[i], "ts") >=
+                    number_of(bar[i - 1], "ts") + number_of(bar[i - 1], "dur") - 1e-3);
+    json_decref(trace);
+    fails(2, "train quickstart.cfg device=cpu --profile 0", "--profile 0", "whole number");
+}
+
+/* Launches beside what they could take. */
+static void floors(void **state)
+{
+    NEEDS_CPU();
+    assert_int_equal(dnnrun("plan quickstart.cfg device=cpu --measure"), 0);
+    has(out_text, "floor us");
+    has(out_text, "GB/s (read and written");
+    assert_int_equal(dnnrun("plan quickstart.cfg device=cpu --measure --json"), 0);
+    json_t *plan = parse(out_text);
+    json_t *program = json_array_get(json_object_get(plan, "programs"), 0);
+    json_t *ops = json_object_get(program, "ops"), *op;
+    const double copy = number_of(program, "bytes_per_second");
+    const double rate = number_of(program, "flops_per_second");
+    size_t i;
+    assert_true(copy > 1e8 && copy < 1e14 && rate > 1e8 && rate < 1e14);
+    json_array_foreach(ops, i, op)
+    {
+        const double bytes = number_of(op, "bytes") / copy * 1e6;
+        const double flops = number_of(op, "flops") / rate * 1e6;
+        const bool by_bytes = !strcmp(text_of(op, "bound"), "bytes");
+        assert_true(by_bytes == (bytes >= flops));
+        assert_float_equal(number_of(op, "floor_us"), by_bytes ? bytes : flops,
+                           1e-3 * (bytes + flops));
+    }
+    json_decref(plan);
+}
+
 /* Of a network with convolutions of some size: each candidate with a time, one of them taken. */
 static void tune(void **state)
 {
@@ -471,6 +548,8 @@ int main(void)
         cmocka_unit_test(too_little_memory_is_4),
         cmocka_unit_test(plan_and_dry_run),
         cmocka_unit_test(tune),
+        cmocka_unit_test(profile),
+        cmocka_unit_test(floors),
         cmocka_unit_test(a_short_run),
         cmocka_unit_test(divergence),
         cmocka_unit_test(bad_pictures_are_reported),

@@ -8,7 +8,7 @@
 
 static const char help[] =
     "dnnrun train CFG [section.key=value ...] [--out DIR] [--resume auto|PATH] [--init FILE]\n"
-    "    [--allow-changes] [--dry-run] [--log-all-ranks]: trains a model.\n"
+    "    [--allow-changes] [--dry-run] [--profile N] [--log-all-ranks]: trains a model.\n"
     "\n"
     "  dnnrun train quickstart.cfg                      the bundled handwritten digits, within a "
     "minute\n"
@@ -25,6 +25,9 @@ static const char help[] =
     "layer begins anew\n"
     "  mpirun -n 8 dnnrun train resnet50.cfg            on 8 GPUs, a process each; srun does as "
     "well (docs/multi-gpu.md)\n"
+    "  dnnrun train mine.cfg --profile 3                three steps as a Chrome trace: trace.json "
+    "in the "
+    "run directory\n"
     "  dnnrun train resnet50.cfg --dry-run              resolved cfg, plan and memory map; trains "
     "nothing\n"
     "\n"
@@ -213,7 +216,7 @@ dnr_status cmd_train(int argc, char **argv, dnr_error *err)
 
     TOOL_TRY(st, tool_parse(argc, argv,
                             ARG_OUT | ARG_DRY_RUN | ARG_RESUME | ARG_INIT | ARG_ALLOW_CHANGES |
-                                ARG_LOG_ALL,
+                                ARG_LOG_ALL | ARG_PROFILE,
                             &a, err));
     if (a.help) {
         fputs(help, stdout);
@@ -224,6 +227,7 @@ dnr_status cmd_train(int argc, char **argv, dnr_error *err)
     TOOL_TRY(st, cfg_load(&s.cfg, a.cfg, a.set, a.n_set, err));
     TOOL_TRY(st, check_options(&a, &s.cfg, err));
     TOOL_TRY(st, set_init(&s.cfg, a.init, err));
+    s.profile = a.profile > 0 ? a.profile : 0;
     if (a.dry_run) {
         TOOL_TRY(st, session_open(&s, SESSION_TRAIN | SESSION_VAL, err));
         st = dry_run(&s, err);

@@ -21,7 +21,8 @@ typedef struct session {
     dnr_tune_fn
         tuned; /* opening times the run's convolutions and makes no trainer; set before; NULL: not so */
     void *tuned_user;
-    int64_t start; /* samples seen before, where a run goes on; set before opening */
+    int64_t profile; /* steps to trace; 0: none */
+    int64_t start;   /* samples seen before, where a run goes on; set before opening */
 } session;
 
 /* Opens what s->cfg describes. With SESSION_VAL alone the trainer only evaluates; without SESSION_TRAIN an epoch counts

@@ -117,6 +117,7 @@ static const struct option all_options[] = {
     {"most", required_argument, NULL, ARG_MOST},
     {"measure", no_argument, NULL, ARG_MEASURE},
     {"export", no_argument, NULL, ARG_EXPORT},
+    {"profile", required_argument, NULL, ARG_PROFILE},
 };
 enum { N_OPTIONS = sizeof all_options / sizeof all_options[0] };
 
@@ -160,6 +161,8 @@ static dnr_status take_more(int c, const char *value, tool_args *a, dnr_error *e
         return whole("--most", value, 1, &a->most, err);
     case ARG_WARMUP:
         return whole("--warmup", value, 1, &a->warmup, err);
+    case ARG_PROFILE:
+        return whole("--profile", value, 1, &a->profile, err);
     case ARG_RUNS:
         return whole("--runs", value, 2, &a->runs, err);
     case ARG_TOLERANCE:
@@ -197,7 +200,8 @@ dnr_status tool_parse(int argc, char **argv, int allowed, tool_args *a, dnr_erro
             options[n++] = all_options[i];
         }
     }
-    *a = (tool_args){.top = -1, .warmup = -1, .runs = -1, .most = -1, .tolerance = -1};
+    *a = (tool_args){
+        .top = -1, .warmup = -1, .runs = -1, .most = -1, .profile = -1, .tolerance = -1};
     opterr = 0;
     optind = 1;
     while ((c = getopt_long(argc, argv, allowed & ARG_OUT ? ":ho:" : ":h", options, NULL)) != -1) {

@@ -47,7 +47,8 @@ enum {
     ARG_INIT = 64,
     ARG_ALLOW_CHANGES = 128,
     ARG_MEASURE = 16,
-    ARG_EXPORT = 256
+    ARG_EXPORT = 256,
+    ARG_PROFILE = 512
 };
 enum { /* of predict, bench and report */
        ARG_TOP = 1 << 16,
@@ -69,8 +70,8 @@ typedef struct tool_args {
     int n_set;
     const char *out, *weights, *resume, *init;
     bool allow_changes, dry_run, json, measure, export, help;
-    int64_t top, warmup, runs, most; /* < 0: not given */
-    double tolerance;                /* share; < 0: not given */
+    int64_t top, warmup, runs, most, profile; /* < 0: not given */
+    double tolerance;                         /* share; < 0: not given */
     const char *baseline, *python, *exchange;
     bool show, infer;
     bool log_all_ranks;

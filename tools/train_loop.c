@@ -499,6 +499,21 @@ static bool is_to_stop(loop *l, const dnr_metrics *m)
     return m->stop;
 }
 
+/* Of the first steps that are as all others, into the run directory; rank 0 has one. */
+static dnr_status begin_profile(loop *l)
+{
+    char path[CFG_TEXT + 16];
+    dnr_error *err = l->err;
+    dnr_status st = DNR_OK;
+    if (!*l->dir->path)
+        return DNR_OK;
+    snprintf(path, sizeof path, "%s/trace.json", l->dir->path);
+    TOOL_LIB(st, dnr_trainer_profile(l->s->trainer, l->s->profile, path));
+    screen_print("profile %lld steps, to %s", (long long)l->s->profile, path);
+out:
+    return st;
+}
+
 dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
 {
     loop l = {.s = s, .dir = dir, .err = err, .best = -1, .best_step = -1, .saved = -1};
@@ -511,7 +526,11 @@ dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
     int64_t done = l.seen;
     if (done >= s->steps)
         screen_print("the run was complete after step %lld: nothing to do", (long long)done);
+    const int64_t warm =
+        s->steps - done > s->profile + 2 ? done + 2 : done; /* steps before a profile */
     while (done < s->steps && !is_to_stop(&l, &m)) {
+        if (s->profile && done == warm)
+            TOOL_TRY(st, begin_profile(&l));
         TOOL_LIB(st, dnr_trainer_step(s->trainer, s->train_loader, &m));
         done++;
         TOOL_TRY(st, note(&l, &m));

@@ -220,6 +220,38 @@ static void capture_drop(dnr_device *dev, void *program)
         (void)cudaGraphExecDestroy(program);
 }
 
+/* ---------------------------------------------------------------- stamps */
+
+static dnr_status stamp(dnr_device *dev, dnr_lane lane, int id)
+{
+    dnri_cuda *d = dnri_cuda_of(dev);
+    DNR_TRY(use(d));
+    if (id >= d->n_stamps) {
+        const int n = id + 1024;
+        cudaEvent_t *more = realloc(d->stamps, (size_t)n * sizeof *more);
+        if (!more)
+            return DNR_FAIL_NOMEM();
+        memset(more + d->n_stamps, 0, (size_t)(n - d->n_stamps) * sizeof *more);
+        d->stamps = more;
+        d->n_stamps = n;
+    }
+    if (!d->stamps[id])
+        DNRI_CUDA(cudaEventCreate(&d->stamps[id]), "making a stamp");
+    DNRI_CUDA(cudaEventRecord(d->stamps[id], d->lane[lane]), "stamping the %s lane",
+              lane_names[lane]);
+    return DNR_OK;
+}
+
+static dnr_status stamp_us(dnr_device *dev, int from, int to, double *us)
+{
+    dnri_cuda *d = dnri_cuda_of(dev);
+    float ms = 0;
+    DNR_TRY(use(d));
+    DNRI_CUDA(cudaEventElapsedTime(&ms, d->stamps[from], d->stamps[to]), "reading stamps");
+    *us = (double)ms * 1000;
+    return DNR_OK;
+}
+
 /* ---------------------------------------------------------------- libraries */
 
 dnr_status dnri_cuda_cudnn(dnri_cuda *d, cudnnHandle_t *out)
@@ -329,12 +361,16 @@ static void close_device(dnr_device *dev)
         for (int i = 0; i < 2; i++)
             if (d->clock[i])
                 (void)cudaEventDestroy(d->clock[i]);
+        for (int i = 0; i < d->n_stamps; i++)
+            if (d->stamps[i])
+                (void)cudaEventDestroy(d->stamps[i]);
         if (d->fence)
             (void)cudaEventDestroy(d->fence);
         for (int l = 0; l < DNRI_LANES; l++)
             if (d->lane[l])
                 (void)cudaStreamDestroy(d->lane[l]);
     }
+    free(d->stamps);
     free(d);
 }
 
@@ -495,4 +531,6 @@ const dnri_backend dnri_backend_cuda = {
     .lower = lower,
     .queue = queue,
     .counters = counters,
+    .stamp = stamp,
+    .stamp_us = stamp_us,
 };

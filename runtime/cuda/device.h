@@ -30,7 +30,9 @@ typedef struct dnri_cuda {
     struct dnri_product *products; /* likewise */
     struct dnri_choices *choices;  /* of earlier starts, where the plan names a file */
     cudaEvent_t clock[2];          /* of the tuner */
-    void *scratch;                 /* of the tuner; given back before anything else is allocated */
+    cudaEvent_t *stamps;           /* of profiles */
+    int n_stamps;
+    void *scratch; /* of the tuner; given back before anything else is allocated */
     size_t scratch_bytes;
     bool said_refused; /* remarks that are made once */
     cudnnBackendDescriptor_t
@@ -98,7 +100,8 @@ typedef struct dnri_cuda_op {
     dnr_status (*prepare)(struct dnri_cuda_op *s); /* after each bind; may be NULL */
     void (*release)(struct dnri_cuda_op *s);       /* frees `own`; may be NULL */
     void *own;                                     /* the layer's */
-    size_t own_bytes;                              /* offset of a library's part in the workspace */
+    char range[DNRI_NAME + 32]; /* what profilers show: "conv.fprop layer1.0.conv1" */
+    size_t own_bytes;           /* offset of a library's part in the workspace */
 } dnri_cuda_op;
 
 /* Fills `out` for `op`, with `launches` kernels of implementation `impl`. `*s` may be NULL where the caller

@@ -1,6 +1,7 @@
 /* step.c: the frame around each lowered op: binding, launch errors, shapes in messages. */
 #include "device.h"
 
+#include <nvtx3/nvToolsExt.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -52,7 +53,10 @@ static dnr_status run(void *ctx)
 {
     dnri_cuda_op *s = ctx;
     char shapes[512];
-    if (s->launch(s) != DNR_OK)
+    nvtxRangePushA(s->range); /* nothing where no profiler is attached */
+    const dnr_status st = s->launch(s);
+    (void)nvtxRangePop();
+    if (st != DNR_OK)
         return dnri_fail_context("%s", dnri_cuda_shapes(s, shapes, sizeof shapes));
     cudaError_t e = cudaGetLastError();
     if (e != cudaSuccess)
@@ -80,6 +84,7 @@ dnr_status dnri_cuda_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *o
     s->stream = s->dev->lane[DNRI_COMPUTE];
     s->op = *op;
     s->launch = launch;
+    snprintf(s->range, sizeof s->range, "%s %s", op->def->name, op->name);
     for (int i = 0; i < op->n_in; i++)
         if (op->in[i] >= 0)
             s->in[i] = *dnri_desc(g, op->in[i]);
