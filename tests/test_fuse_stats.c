@@ -132,7 +132,8 @@ static void test_graph(void **state)
         /* the stem's statistics are made where its pool is */
         assert_int_equal(rig_count_ops(g, &dnri_def_conv_stats) - clones, fused ? 52 : 0);
         assert_true(fused ? clones > 0 : clones == 0);
-        assert_true(fused == (rig_count_ops(g, &dnri_def_conv) == 2)); /* the stem's, and its clone */
+        assert_true(fused ==
+                    (rig_count_ops(g, &dnri_def_conv) == 2)); /* the stem's, and its clone */
         rig_close(&t.r);
     }
 }
