@@ -214,10 +214,9 @@ const cfg_key cfg_keys[] = {
         "`d3`: the forward pass of these layers does not write that tensor either, and "
         "`algbn_ratio` and `algbn_exact` in the log tell how far means were from 0 beside "
         "spreads, and how many channels were too far, so that their variance was taken the long "
-        "way; `auto`: `d1`. All but `off` also fold batch norm into the convolutions for "
-        "evaluation. "
-        "The "
-        "results differ by rounding only."),
+        "way; on trial: variances are off where means of a layer's input, hundreds of spreads from "
+        "0, cancel in its product; `auto`: `d1`. All but `off` also fold batch norm into the "
+        "convolutions for evaluation. The results differ by rounding only."),
     PATH("cudnn.cache", cudnn.cache,
          "CUDA: file that keeps what `cudnn.benchmark` chose, by GPU, driver, versions and "
          "convolution, "

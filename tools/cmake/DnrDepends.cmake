@@ -61,7 +61,7 @@ endfunction()
 
 # ---- CPU: oneDNN 2.6 … 3.x and OpenMP
 find_package(OpenMP COMPONENTS C QUIET)
-find_path(DNR_ONEDNN_INCLUDE dnnl.h PATH_SUFFIXES oneapi/dnnl)
+find_path(DNR_ONEDNN_INCLUDE dnnl.h)
 find_library(DNR_ONEDNN_LIBRARY dnnl)
 set(found OFF)
 if(OpenMP_C_FOUND AND DNR_ONEDNN_INCLUDE AND DNR_ONEDNN_LIBRARY)
