@@ -8,7 +8,6 @@
 #include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_SPANS 2000
 
@@ -215,36 +214,6 @@ static void same_input_same_plan(void **state)
     assert_memory_equal(a, b, sizeof a);
 }
 
-#if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
-#define LIMIT_MS 1000.0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define LIMIT_MS 1000.0
-#endif
-#endif
-#ifndef LIMIT_MS
-#define LIMIT_MS 50.0
-#endif
-
-static void speed(void **state)
-{
-    static dnri_span s[MAX_SPANS];
-    for (int kind = 0; kind < KINDS; kind++) {
-        dnri_rng r = DNRI_RNG((uint64_t)kind);
-        make(kind, &r, s, MAX_SPANS);
-        double best = 1e9;
-        for (int i = 0; i < 3; i++) {
-            size_t peak;
-            clock_t start = clock();
-            assert_int_equal(dnri_arena_plan(s, MAX_SPANS, 256, &peak), DNR_OK);
-            double ms = 1e3 * (double)(clock() - start) / CLOCKS_PER_SEC;
-            best = ms < best ? ms : best;
-        }
-        print_message("kind %d: %d spans in %.1f ms\n", kind, MAX_SPANS, best);
-        assert_true(best < LIMIT_MS);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -253,7 +222,6 @@ int main(void)
         cmocka_unit_test(small_sets_against_the_optimum),
         cmocka_unit_test(edges),
         cmocka_unit_test(same_input_same_plan),
-        cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
