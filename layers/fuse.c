@@ -95,17 +95,6 @@ dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev)
     return dnri_graph_status(g);
 }
 
-static dnri_op *maker_of(dnr_graph *g, dnr_tid t)
-{
-    for (int i = 0; i < dnri_graph_ops(g); i++) {
-        dnri_op *op = dnri_graph_op(g, i);
-        for (int k = 0; k < op->n_out; k++)
-            if (op->out[k] == t)
-                return op;
-    }
-    return NULL;
-}
-
 dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev)
 {
     DNR_TRY(dnri_graph_status(g));
@@ -114,7 +103,8 @@ dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev)
         if (bwd->def != &dnri_def_norm_bwd || !((const dnri_norm_bwd_attr *)bwd->attr)->residual ||
             dnri_desc(g, bwd->in[BWD_Y])->dim[3] % 8)
             continue;
-        dnri_op *norm = maker_of(g, bwd->in[BWD_Y]), masking;
+        const int at = dnri_graph_writer(g, bwd->in[BWD_Y]);
+        dnri_op *norm = at < 0 ? NULL : dnri_graph_op(g, at), masking;
         if (!norm || norm->def != &dnri_def_norm_train || norm->n_out > MASK)
             continue;
         masking = *norm;

@@ -14,20 +14,10 @@ enum { Z_Y, Z_DY, Z_DY2 };                                         /* in of norm
 enum { Z_DZ, Z_SUM };                                              /* its outputs */
 enum { C_GRAM = 1, C_MEAN = 6 };                                   /* in of algbn.coef */
 
-/* The op that writes t, or −1. */
-static int writer(const dnr_graph *g, dnr_tid t)
-{
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        for (int k = 0; k < dnri_graph_op_c(g, i)->n_out; k++)
-            if (dnri_graph_op_c(g, i)->out[k] == t)
-                return i;
-    return -1;
-}
-
 /* The convolution that writes t, or −1. */
 static int conv_of(const dnr_graph *g, dnr_tid t)
 {
-    const int i = writer(g, t);
+    const int i = dnri_graph_writer(g, t);
     const dnri_op_def *def = i < 0 ? NULL : dnri_graph_op_c(g, i)->def;
     return def == &dnri_def_conv || def == &dnri_def_conv_stats ? i : -1;
 }
@@ -71,7 +61,7 @@ static bool find_dz(const dnr_graph *g, const dnri_op *bwd, match *m)
         m->dz = DNRI_NONE;
         return true;
     }
-    const int i = writer(g, m->dz);
+    const int i = dnri_graph_writer(g, m->dz);
     if (i >= 0 && dnri_graph_op_c(g, i)->def == &dnri_def_norm_dz)
         m->sum_dz = dnri_graph_op_c(g, i)->out[Z_SUM];
     return m->sum_dz >= 0;
@@ -196,26 +186,13 @@ static dnr_status put(dnr_graph *g, const dnri_op *part, const place places[3])
     return DNR_OK;
 }
 
-/* The only op that reads t, or NULL. */
-static dnri_op *reader(dnr_graph *g, dnr_tid t)
-{
-    dnri_op *found = NULL;
-    int reads = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        for (int k = 0; k < dnri_graph_op_c(g, i)->n_in; k++)
-            if (dnri_graph_op_c(g, i)->in[k] == t) {
-                found = dnri_graph_op(g, i);
-                reads++;
-            }
-    return reads == 1 && !dnri_graph_tensor(g, t)->keep ? found : NULL;
-}
-
 /* The gradient of a convolution of stride 2 goes to the norm.dz that adds it to another's as it is, not spread over the
  * pixels it strides over; where the device has that. */
 static bool join_dz(dnr_graph *g, dnr_device *dev, const match *m, dnri_op part[PARTS])
 {
     const dnr_tid spread = dnri_graph_op_c(g, m->dgrad)->out[0];
-    dnri_op *dz = m->conv.stride == 2 ? reader(g, spread) : NULL, now;
+    const int at = m->conv.stride == 2 ? dnri_graph_reader(g, spread, -1) : -1;
+    dnri_op *dz = at < 0 ? NULL : dnri_graph_op(g, at), now;
     if (!dz || dz->def != &dnri_def_norm_dz || dz->in[Z_DY2] < 0)
         return false;
     now = *dz;
@@ -272,7 +249,7 @@ static bool matches_forward(const dnr_graph *g, int i, forward *m)
         for (int j = 0; j < op->n_in; j++)
             reads += op->in[j] == x;
         if (op->def == &dnri_def_algbn_coef && op->in[C_MEAN] == norm->out[N_OUT_MEAN])
-            m->gram = writer(g, op->in[C_GRAM]);
+            m->gram = dnri_graph_writer(g, op->in[C_GRAM]);
     }
     return m->conv >= 0 && m->gram >= 0 && reads == 1 && !dnri_graph_tensor(g, x)->keep;
 }

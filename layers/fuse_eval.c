@@ -18,26 +18,6 @@ static void set_attr(dnri_op *op, const void *attr, size_t size)
     memcpy(op->attr, attr, size);
 }
 
-/* The op that writes t, or −1. */
-static int writer(const dnr_graph *g, dnr_tid t)
-{
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        for (int k = 0; k < dnri_graph_op_c(g, i)->n_out; k++)
-            if (dnri_graph_op_c(g, i)->out[k] == t)
-                return i;
-    return -1;
-}
-
-/* Is t read once in all, and not after the program? */
-static bool read_once(const dnr_graph *g, dnr_tid t)
-{
-    int reads = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        for (int k = 0; k < dnri_graph_op_c(g, i)->n_in; k++)
-            reads += dnri_graph_op_c(g, i)->in[k] == t;
-    return reads == 1 && !dnri_graph_tensor(g, t)->keep;
-}
-
 static bool stored(const dnr_graph *g, dnr_tid t)
 {
     return dnri_graph_tensor(g, t)->home == DNRI_STORE && dnri_graph_tensor(g, t)->param >= 0;
@@ -46,9 +26,9 @@ static bool stored(const dnr_graph *g, dnr_tid t)
 /* The convolution whose y only `norm` reads, where its weights and the norm's are parameters; or −1. */
 static int foldable(const dnr_graph *g, const dnri_op *norm)
 {
-    if (norm->def != &dnri_def_norm_eval || !read_once(g, norm->in[N_X]))
+    if (norm->def != &dnri_def_norm_eval || dnri_graph_reader(g, norm->in[N_X], -1) < 0)
         return -1;
-    const int c = writer(g, norm->in[N_X]);
+    const int c = dnri_graph_writer(g, norm->in[N_X]);
     if (c < 0 || dnri_graph_op_c(g, c)->def != &dnri_def_conv ||
         !stored(g, dnri_graph_op_c(g, c)->in[C_W]))
         return -1;
@@ -134,7 +114,7 @@ out:
 static int poolable(const dnr_graph *g, const dnri_op *act)
 {
     if (act->def != &dnri_def_conv_act || act->in[C_RESIDUAL] >= 0 ||
-        !((const dnri_conv_act_attr *)act->attr)->relu || !read_once(g, act->out[0]))
+        !((const dnri_conv_act_attr *)act->attr)->relu || dnri_graph_reader(g, act->out[0], -1) < 0)
         return -1;
     for (int i = 0; i < dnri_graph_ops(g); i++) {
         const dnri_op *p = dnri_graph_op_c(g, i);
@@ -181,9 +161,9 @@ dnr_status dnri_fuse_packed_fold(dnr_graph *g, dnr_device *dev)
     DNR_TRY(dnri_graph_status(g));
     for (int i = 0; i < dnri_graph_ops(g); i++) {
         dnri_op conv = *dnri_graph_op_c(g, i);
-        if (conv.def != &dnri_def_packed_conv || !read_once(g, conv.in[C_W]))
+        if (conv.def != &dnri_def_packed_conv || dnri_graph_reader(g, conv.in[C_W], -1) < 0)
             continue;
-        const int f = writer(g, conv.in[C_W]);
+        const int f = dnri_graph_writer(g, conv.in[C_W]);
         if (f < 0 || dnri_graph_op_c(g, f)->def != &dnri_def_fold)
             continue;
         const dnri_packed_conv_attr *a = (const dnri_packed_conv_attr *)conv.attr;

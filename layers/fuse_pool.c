@@ -7,30 +7,6 @@
 enum { N_X, N_GAMMA, N_BETA, N_RESIDUAL, N_MEAN, N_VAR };          /* in of norm.train */
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD }; /* in of norm.bwd */
 
-/* The op that writes t, or −1. */
-static int writer(const dnr_graph *g, dnr_tid t)
-{
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        for (int k = 0; k < dnri_graph_op_c(g, i)->n_out; k++)
-            if (dnri_graph_op_c(g, i)->out[k] == t)
-                return i;
-    return -1;
-}
-
-/* The only op but `besides` that reads t, which it does once; −1 where there is none, or others do, or t is
- * read after the program. */
-static int reader(const dnr_graph *g, dnr_tid t, int besides)
-{
-    int found = -1, reads = 0;
-    for (int i = 0; i < dnri_graph_ops(g); i++)
-        for (int k = 0; i != besides && k < dnri_graph_op_c(g, i)->n_in; k++)
-            if (dnri_graph_op_c(g, i)->in[k] == t) {
-                found = i;
-                reads++;
-            }
-    return reads == 1 && !dnri_graph_tensor(g, t)->keep ? found : -1;
-}
-
 /* The four ops, by position. */
 typedef struct match {
     int norm, pool, pool_bwd, norm_bwd;
@@ -41,21 +17,21 @@ static bool matches(const dnr_graph *g, int pool, match *m)
     const dnri_op *p = dnri_graph_op_c(g, pool);
     if (p->def != &dnri_def_max_pool)
         return false;
-    *m = (match){.norm = writer(g, p->in[0]), .pool = pool};
+    *m = (match){.norm = dnri_graph_writer(g, p->in[0]), .pool = pool};
     if (m->norm < 0)
         return false;
     const dnri_op *n = dnri_graph_op_c(g, m->norm);
     if (n->def != &dnri_def_norm_train || n->n_in != N_VAR + 1 || n->in[N_RESIDUAL] >= 0 ||
         !((const dnri_norm_attr *)n->attr)->relu)
         return false;
-    m->norm_bwd = reader(g, n->out[0], pool);
-    m->pool_bwd = reader(g, p->out[1], -1);
+    m->norm_bwd = dnri_graph_reader(g, n->out[0], pool);
+    m->pool_bwd = dnri_graph_reader(g, p->out[1], -1);
     if (m->norm_bwd < 0 || m->pool_bwd < 0)
         return false;
     const dnri_op *pb = dnri_graph_op_c(g, m->pool_bwd), *nb = dnri_graph_op_c(g, m->norm_bwd);
     return pb->def == &dnri_def_max_pool_bwd && nb->def == &dnri_def_norm_bwd &&
            nb->in[B_Y] == n->out[0] && nb->in[B_DY] == pb->out[0] && nb->in[B_DY2] < 0 &&
-           reader(g, pb->out[0], -1) == m->norm_bwd;
+           dnri_graph_reader(g, pb->out[0], -1) == m->norm_bwd;
 }
 
 static dnri_op forward(const dnri_op *norm, const dnri_op *pool)

@@ -88,6 +88,27 @@ int dnri_graph_tensors(const dnr_graph *g)
     return g->n_tensors;
 }
 
+int dnri_graph_writer(const dnr_graph *g, dnr_tid t)
+{
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        for (int k = 0; k < dnri_graph_op_c(g, i)->n_out; k++)
+            if (dnri_graph_op_c(g, i)->out[k] == t)
+                return i;
+    return -1;
+}
+
+int dnri_graph_reader(const dnr_graph *g, dnr_tid t, int besides)
+{
+    int found = -1, reads = 0;
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        for (int k = 0; i != besides && k < dnri_graph_op_c(g, i)->n_in; k++)
+            if (dnri_graph_op_c(g, i)->in[k] == t) {
+                found = i;
+                reads++;
+            }
+    return reads == 1 && !dnri_graph_tensor(g, t)->keep ? found : -1;
+}
+
 const dnri_tensor *dnri_graph_tensor(const dnr_graph *g, dnr_tid t)
 {
     return &g->tensors[t];

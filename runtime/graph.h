@@ -90,6 +90,11 @@ dnri_op *dnri_graph_op(dnr_graph *g, int i); /* valid until the next emit */
 const dnri_op *dnri_graph_op_c(const dnr_graph *g, int i);
 int dnri_graph_tensors(const dnr_graph *g);
 const dnri_tensor *dnri_graph_tensor(const dnr_graph *g, dnr_tid t);
+/* The op that writes t, or −1. */
+int dnri_graph_writer(const dnr_graph *g, dnr_tid t);
+/* The only op but `besides` (−1: none) that reads t, which it does once; −1 where there is none, or others do, or t is
+ * read after the program. */
+int dnri_graph_reader(const dnr_graph *g, dnr_tid t, int besides);
 static inline const dnr_desc *dnri_desc(const dnr_graph *g, dnr_tid t)
 {
     return &dnri_graph_tensor(g, t)->desc;
