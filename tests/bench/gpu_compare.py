@@ -47,6 +47,8 @@ MEMORY = {"resnet50 b256": (10.0, None), "resnet50 b256 cheap": (5.5, 1.06), "re
 
 
 def tool(args, *words):
+    own = [s.split("=")[0] for s in args.set]
+    words = [w for w in words if w.split("=")[0] not in own] + args.set
     p = subprocess.run([args.dnnrun, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if p.returncode:
         sys.exit(f"dnnrun {' '.join(words)}: exit code {p.returncode}\n{p.stdout}")
@@ -54,7 +56,7 @@ def tool(args, *words):
 
 
 def settings_of(args, precision, batch):
-    return ["device=cuda", "data.train=synthetic", "data.val=", f"train.precision={precision}", f"train.batch={batch}", *args.set]
+    return ["device=cuda", "data.train=synthetic", "data.val=", f"train.precision={precision}", f"train.batch={batch}"]
 
 
 def train(args, cfg, precision, batch, more):
@@ -65,7 +67,8 @@ def train(args, cfg, precision, batch, more):
                     f"train.max_steps={steps}", f"run.log_every={steps // 5}", "--out", run)
         with open(os.path.join(run, "metrics.jsonl")) as f:
             rates = [r["images_per_s"] for r in map(json.loads, f) if r["event"] == "train"][1:]
-    return statistics.median(rates), float(re.search(r"([\d.]+) GiB planned", said)[1])
+    size, unit = re.search(r"([\d.]+) ([MG])iB planned", said).groups()
+    return statistics.median(rates), float(size) / (1024 if unit == "M" else 1)
 
 
 @functools.cache
