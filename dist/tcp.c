@@ -216,21 +216,26 @@ static void sleep_until_event(tcp *t)
     (void)pthread_cond_timedwait(&t->event, &t->lock, &end);
 }
 
-/* Waits until all but `left` jobs are done. The thread's own transfers are bounded, and so is this. */
+/* Called with the lock. */
+static bool waits(const tcp *t, int64_t left)
+{
+    return t->added - t->done > left && !t->failed;
+}
+
+/* Waits until all but `left` jobs are done. The thread's own transfers are bounded, and so is this. A job that is done is
+ * no worse for a rank that was lost since: that one may end with an error which this one has yet to find itself. */
 static dnr_status wait_for(tcp *t, int64_t left)
 {
     dnr_status st = DNR_OK;
     pthread_mutex_lock(&t->lock);
-    while (t->added - t->done > left && !t->failed) {
+    while (st == DNR_OK && waits(t, left)) {
         sleep_until_event(t);
         pthread_mutex_unlock(&t->lock);
         st = dnri_star_check(t->c->star);
         pthread_mutex_lock(&t->lock);
-        if (st != DNR_OK)
-            break;
     }
-    if (st == DNR_OK && t->failed)
-        st = dnri_fail_as(&t->error);
+    if (!waits(t, left))
+        st = t->failed ? dnri_fail_as(&t->error) : DNR_OK;
     pthread_mutex_unlock(&t->lock);
     return st;
 }
