@@ -195,8 +195,8 @@ const cfg_key cfg_keys[] = {
            "what "
            "takes one pass over memory, batch norms without a residual and the pictures; `auto:10` "
            "takes of these "
-           "the one that costs least with 10 GiB in all, and says which. The gradients stay the "
-           "same."),
+           "the one that costs least with 10 GiB in all, and says which. Where more than 6 GiB are "
+           "kept, `none` remakes a fortieth of them as `cheap` does. The gradients stay the same."),
 
     BOOL("cudnn.benchmark", cudnn.benchmark, "true",
          "Time the candidate implementations of each large convolution and take the fastest, "
