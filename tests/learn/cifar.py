@@ -143,9 +143,11 @@ def train_torch(cfg, data, seed):
             yield stream[:batch]
             stream = stream[batch:]
 
+    every = int(cfg.get("run.log_every", 50))
+    losses, window = [], torch.zeros((), device=device)  # as dnnrun's records: means over `every` steps
     started = time.time()
     model.train()
-    for _, index in zip(range(stop), shuffled()):
+    for step, index in zip(range(1, stop + 1), shuffled()):
         row, col = (torch.randint(0, 2 * pad + 1, (batch, 1), generator=rng) + span for _ in range(2))
         flip = torch.rand(batch, 1, generator=rng) < 0.5
         col = torch.where(flip, col.flip(1), col)
@@ -158,6 +160,10 @@ def train_torch(cfg, data, seed):
         scaler.step(opt)
         scaler.update()
         schedule.step()
+        window += loss.detach()
+        if step % every == 0:
+            losses.append([step, window.item() / every])
+            window.zero_()
     model.eval()
     correct, total = 0, 0.0
     with torch.no_grad(), torch.autocast(device, half, enabled=half is not None):
@@ -166,7 +172,7 @@ def train_torch(cfg, data, seed):
             label = test_y[i : i + 1000].to(device)
             correct += (z.argmax(1) == label).sum().item()
             total += F.cross_entropy(z, label, reduction="sum").item()
-    return dict(top1=correct / len(test_y), loss=total / len(test_y), seconds=time.time() - started)
+    return dict(top1=correct / len(test_y), loss=total / len(test_y), losses=losses, seconds=time.time() - started)
 
 
 # ---------------------------------------------------------------- dnnrun
@@ -188,8 +194,9 @@ def train_dnnrun(recipe, overrides, data, seed, system, tool):
         seconds = time.time() - started
         records = common.read_lines(os.path.join(out, "metrics.jsonl"))
     last = [r for r in records if r["event"] == "eval"][-1]
-    rates = [r["images_per_s"] for r in records if r["event"] == "train"]
-    return dict(top1=last["top1"], loss=last["loss"], seconds=seconds, images_per_s=statistics.median(rates))
+    steps = [r for r in records if r["event"] == "train"]
+    return dict(top1=last["top1"], loss=last["loss"], losses=[[r["step"], r["loss"]] for r in steps], seconds=seconds,
+                images_per_s=statistics.median(r["images_per_s"] for r in steps))  # fmt: skip
 
 
 # ---------------------------------------------------------------- comparison
