@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-size_t dnri_sum_size(dnri_sum t)
-{
-    return t == DNRI_SUM_F32 ? 4 : 8;
-}
-
 /* ---- life */
 
 static int count_hosts(const dnr_comm *c)

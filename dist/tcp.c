@@ -68,25 +68,6 @@ static dnr_status get(tcp *t, int rank, void *data, size_t bytes)
     return move(t, rank, NULL, data, bytes);
 }
 
-static void add(dnri_sum type, void *sum, const void *more, size_t bytes)
-{
-    size_t n = bytes / dnri_sum_size(type);
-    switch (type) {
-    case DNRI_SUM_F32:
-        for (size_t i = 0; i < n; i++)
-            ((float *)sum)[i] += ((const float *)more)[i];
-        break;
-    case DNRI_SUM_F64:
-        for (size_t i = 0; i < n; i++)
-            ((double *)sum)[i] += ((const double *)more)[i];
-        break;
-    case DNRI_SUM_I64:
-        for (size_t i = 0; i < n; i++)
-            ((int64_t *)sum)[i] += ((const int64_t *)more)[i];
-        break;
-    }
-}
-
 static const char *const kind_names[] = {"a broadcast", "a gathering", "a sum"};
 
 /* Another rank that does something else would hang, or take what is not its own. */
@@ -112,7 +93,8 @@ static dnr_status sum_in_hub(tcp *t, const job *j)
         char *sum = (char *)j->data + at;
         for (int r = 1; r < t->c->world; r++) {
             DNR_TRY(get(t, r, t->chunk, some));
-            add((dnri_sum)j->a.type, sum, t->chunk, some);
+            dnri_sum_add((dnri_sum)j->a.type, sum, t->chunk,
+                         some / dnri_sum_size((dnri_sum)j->a.type));
         }
         for (int r = 1; r < t->c->world; r++)
             DNR_TRY(put(t, r, sum, some));

@@ -10,8 +10,17 @@
 #include "backend.h"
 
 /* Element types that can be summed over ranks. */
-typedef enum dnri_sum { DNRI_SUM_F32, DNRI_SUM_F64, DNRI_SUM_I64 } dnri_sum;
+typedef enum dnri_sum {
+    DNRI_SUM_F32,
+    DNRI_SUM_F64,
+    DNRI_SUM_I64,
+    DNRI_SUM_F16,
+    DNRI_SUM_BF16
+} dnri_sum;
 size_t dnri_sum_size(dnri_sum t);
+dnri_sum dnri_sum_of(dnr_dtype t); /* of a float type */
+/* sum += more, n elements; the 16-bit types are rounded to nearest even at each addition. */
+void dnri_sum_add(dnri_sum t, void *sum, const void *more, size_t n);
 
 typedef struct dnri_comm_ops {
     const char *name; /* "tcp", "mpi" */

@@ -332,6 +332,15 @@ typedef enum dnr_fusion {
                       can do without */
 } dnr_fusion;
 
+/* As what gradients travel between ranks. In 16 bits they are half as many bytes; each is rounded before it leaves, and
+ * their sum whenever a rank has added to it: over N ranks an element is off by at most N · u · Σ|g|, u = 2^-11 (fp16) or
+ * 2^-8 (bf16). */
+typedef enum dnr_reduce {
+    DNR_REDUCE_F32,
+    DNR_REDUCE_F16, /* needs a scaled loss (DNR_PRECISION_FP16): small gradients would vanish */
+    DNR_REDUCE_BF16,
+} dnr_reduce;
+
 typedef struct dnr_trainer_opts {
     dnr_model_opts model;
     dnr_optim_opts optim;
@@ -365,6 +374,7 @@ typedef struct dnr_trainer_opts {
     int eval_image;     /* 0 = image */
     dnr_comm *comm;     /* borrowed; NULL: this trainer is alone */
     double bucket_mb;   /* gradients are summed over ranks in pieces of this many MiB; 0 = 25 */
+    dnr_reduce reduce;  /* as what they travel */
 } dnr_trainer_opts;
 
 typedef struct dnr_trainer dnr_trainer;

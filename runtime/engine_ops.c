@@ -120,7 +120,7 @@ dnr_status dnri_emit_update(dnr_graph *g, const dnri_update_opts *o)
     if (!o->last)
         return DNR_OK;
     if (o->reduced)
-        DNR_TRY(dnri_emit(g, &dnri_def_reduce_wait, "update", NULL, 0, 1, &grad, 1, &grad));
+        DNR_TRY(dnri_emit_reduced(g, grad));
     DNR_TRY(dnri_emit(g, &dnri_def_grad_stat, "update", NULL, 0, 1, &grad, 1, (dnr_tid[]){state}));
     const dnri_numerics *num = dnri_graph_numerics(g);
     dnr_tid out[] = {dnri_slab_tensor(g, DNRI_MASTER), dnri_slab_tensor(g, DNRI_MOMENTUM),

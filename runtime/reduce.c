@@ -16,6 +16,21 @@ static double reduce_flops(const dnr_graph *g, const dnri_op *op)
     return (double)((const dnri_reduce_attr *)op->attr)->count;
 }
 
+static dnr_status pack_infer(dnr_graph *g, dnri_op *op)
+{
+    const dnri_wire_attr *a = (const dnri_wire_attr *)op->attr;
+    return dnri_out(g, op, 0, dnri_desc1((dnr_dtype)a->type, a->count), "wire");
+}
+
+static double wire_flops(const dnr_graph *g, const dnri_op *op)
+{
+    return (double)((const dnri_wire_attr *)op->attr)->count;
+}
+
+const dnri_op_def dnri_def_wire_pack = {
+    .name = "wire.pack", .infer = pack_infer, .flops = wire_flops};
+const dnri_op_def dnri_def_wire_unpack = {
+    .name = "wire.unpack", .infer = in_place, .flops = wire_flops};
 const dnri_op_def dnri_def_reduce = {.name = "reduce", .infer = in_place, .flops = reduce_flops};
 const dnri_op_def dnri_def_reduce_wait = {.name = "reduce.wait", .infer = in_place};
 
@@ -99,25 +114,51 @@ static void append_reduce(pass *p, const char *name, dnr_tid t, dnri_sum sum, in
     op->in[0] = op->out[0] = t;
 }
 
-static void append_bucket(pass *p, int b, bool sums)
+/* Adds the bucket to the sums over micro-batches; returns where it is then. */
+static dnr_tid append_fold(pass *p, const char *name, const dnri_bucket *x)
+{
+    dnri_grad_fold_attr a = {x->offset, x->count};
+    dnri_op *op = append(p, &dnri_def_grad_fold, name, &a, sizeof a, DNRI_BACKWARD);
+    op->n_in = 2;
+    op->in[0] = dnri_slab_tensor(p->g, DNRI_GRAD);
+    op->in[1] = dnri_slab_tensor(p->g, DNRI_HEADER);
+    op->n_out = 1;
+    return op->out[0] = dnri_slab_tensor(p->g, DNRI_GSUM);
+}
+
+static dnr_status append_bucket(pass *p, int b, const dnri_reduce_opts *o)
 {
     const dnri_bucket *x = &p->bucket[b];
-    dnr_dtype type = dnri_graph_numerics(p->g)->master;
-    dnr_tid grad = dnri_slab_tensor(p->g, DNRI_GRAD);
+    const dnr_dtype master = dnri_graph_numerics(p->g)->master;
     char name[32];
     snprintf(name, sizeof name, "bucket %d", b);
-    if (sums) {
-        dnri_grad_fold_attr a = {x->offset, x->count};
-        dnr_tid sum = dnri_slab_tensor(p->g, DNRI_GSUM);
-        dnri_op *op = append(p, &dnri_def_grad_fold, name, &a, sizeof a, DNRI_BACKWARD);
-        op->n_in = 2;
-        op->in[0] = grad;
-        op->in[1] = dnri_slab_tensor(p->g, DNRI_HEADER);
-        op->n_out = 1;
-        op->out[0] = grad = sum;
+    dnr_tid grad = o->sums ? append_fold(p, name, x) : dnri_slab_tensor(p->g, DNRI_GRAD);
+    if (o->wire != DNR_F16 && o->wire != DNR_BF16) {
+        append_reduce(p, name, grad, dnri_sum_of(master),
+                      x->offset * (int64_t)dnri_dtype_size(master), x->count, b);
+        return DNR_OK;
     }
-    append_reduce(p, name, grad, type == DNR_F64 ? DNRI_SUM_F64 : DNRI_SUM_F32,
-                  x->offset * (int64_t)dnri_dtype_size(type), x->count, b);
+    dnri_wire_attr a = {x->offset, x->count, o->wire};
+    dnri_op *op = append(p, &dnri_def_wire_pack, name, &a, sizeof a, DNRI_BACKWARD);
+    op->n_in = op->n_out = 1;
+    op->in[0] = grad;
+    op->out[0] = DNRI_NONE;
+    DNR_TRY(op->def->infer(p->g, op));
+    append_reduce(p, name, op->out[0], dnri_sum_of(o->wire), 0, x->count, b);
+    return DNR_OK;
+}
+
+dnr_status dnri_emit_reduced(dnr_graph *g, dnr_tid grad)
+{
+    const int n = dnri_graph_ops(g);
+    DNR_TRY(dnri_emit(g, &dnri_def_reduce_wait, "update", NULL, 0, 1, &grad, 1, &grad));
+    for (int i = 0; i < n; i++) {
+        const dnri_op op = *dnri_graph_op_c(g, i);
+        if (op.def == &dnri_def_wire_pack)
+            DNR_TRY(dnri_emit(g, &dnri_def_wire_unpack, op.name, op.attr, sizeof(dnri_wire_attr), 1,
+                              op.out, 1, &grad));
+    }
+    return DNR_OK;
 }
 
 static_assert(offsetof(dnri_state, correct5) == offsetof(dnri_state, correct1) + 8 &&
@@ -133,7 +174,7 @@ static void append_metrics(pass *p)
     append_reduce(p, "stop", header, DNRI_SUM_I64, offsetof(dnri_header, stop), 1, -1);
 }
 
-static void rewrite(pass *p, bool sums)
+static dnr_status rewrite(pass *p, const dnri_reduce_opts *o)
 {
     int last = dnri_graph_ops(p->g) - 1;
     for (int b = 0; b < p->n; b++) /* one without gradients goes with the rest */
@@ -144,8 +185,9 @@ static void rewrite(pass *p, bool sums)
             append_metrics(p);
         for (int b = 0; b < p->n; b++)
             if (p->after[b] == i)
-                append_bucket(p, b, sums);
+                DNR_TRY(append_bucket(p, b, o));
     }
+    return DNR_OK;
 }
 
 dnr_status dnri_rewrite_reduce(dnr_graph *g, const dnri_reduce_opts *o)
@@ -155,11 +197,13 @@ dnr_status dnri_rewrite_reduce(dnr_graph *g, const dnri_reduce_opts *o)
     dnri_params_seal(dnri_graph_params(g));
     DNR_TRY(dnri_graph_buckets(g, o->bytes, &p.bucket, &p.n));
     p.after = malloc((size_t)(p.n + 1) * sizeof *p.after);
-    p.ops = malloc((size_t)(dnri_graph_ops(g) + 2 * p.n + 4) * sizeof *p.ops);
+    p.ops = malloc((size_t)(dnri_graph_ops(g) + 3 * p.n + 4) * sizeof *p.ops);
     dnr_status st = p.after && p.ops ? DNR_OK : DNR_FAIL_NOMEM();
     if (st == DNR_OK) {
         dnri_bucket_places(g, p.bucket, p.n, p.after);
-        rewrite(&p, o->sums);
+        st = rewrite(&p, o);
+    }
+    if (st == DNR_OK) {
         dnri_graph_replace_ops(g, p.ops, p.n_ops);
         p.ops = NULL;
         st = dnri_graph_status(g);

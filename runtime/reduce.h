@@ -24,9 +24,20 @@ extern const dnri_op_def dnri_def_reduce;
 /* reduce.wait: in {t}, out {t}: all sums begun so far are there. */
 extern const dnri_op_def dnri_def_reduce_wait;
 
+/* wire.pack: in {GRAD or GSUM}, out {wire}: elements offset … offset + count − 1, rounded to nearest even to the 16-bit
+ * type `type` in which they travel; beyond its range they become infinite, and the step is skipped as any overflow.
+ * wire.unpack: in {wire}, out {GRAD or GSUM}: back to where they came from. Both offset and count are multiples of
+ * DNRI_PARAM_ALIGN. */
+typedef struct dnri_wire_attr {
+    int64_t offset, count;
+    int64_t type; /* dnr_dtype: F16 or BF16 */
+} dnri_wire_attr;
+extern const dnri_op_def dnri_def_wire_pack, dnri_def_wire_unpack;
+
 typedef struct dnri_reduce_opts {
-    size_t bytes; /* of a bucket; the first has DNRI_BUCKET_FIRST where that is less */
-    bool sums;    /* accumulate > 1: a bucket is folded into GSUM first, and that is reduced */
+    size_t bytes;   /* of a bucket; the first has DNRI_BUCKET_FIRST where that is less */
+    bool sums;      /* accumulate > 1: a bucket is folded into GSUM first, and that is reduced */
+    dnr_dtype wire; /* gradients travel as F16 or BF16; else as they are */
 } dnri_reduce_opts;
 
 /* The buckets of a graph whose parameters are sealed. `*out` from malloc. */
@@ -38,5 +49,7 @@ void dnri_bucket_places(const dnr_graph *g, const dnri_bucket *b, int n, int *af
 /* Puts into a `last` graph, after its backward and before its update: a reduce after each bucket's last gradient
  * (behind a grad.fold of it where `sums`), and of the metrics after the loss. */
 dnr_status dnri_rewrite_reduce(dnr_graph *g, const dnri_reduce_opts *o);
+/* Emits what makes of it the gradients `grad` (GRAD or GSUM) that the update reads: the wait, and the unpacking. */
+dnr_status dnri_emit_reduced(dnr_graph *g, dnr_tid grad);
 
 #endif

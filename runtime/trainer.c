@@ -75,7 +75,10 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
         DNR_TRY(dnri_model_sync_norms(g, t->world));
     DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));
     if (update.reduced) {
-        dnri_reduce_opts reduce = {.bytes = bucket_bytes(t), .sums = update.sums};
+        static const dnr_dtype wire[] = {
+            [DNR_REDUCE_F32] = DNR_F32, [DNR_REDUCE_F16] = DNR_F16, [DNR_REDUCE_BF16] = DNR_BF16};
+        dnri_reduce_opts reduce = {
+            .bytes = bucket_bytes(t), .sums = update.sums, .wire = wire[t->o.reduce]};
         DNR_TRY(dnri_rewrite_reduce(g, &reduce));
     }
     return dnri_emit_update(g, &update);
@@ -377,6 +380,11 @@ static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
         DNR_TRY(dnri_comm_attach(t->comm, t->dev));
     DNR_TRY(t->dev->be->numerics(t->dev, &t->o.precision, &t->num));
     t->num.scaled = t->num.scaled || t->extra.scaled;
+    if (t->comm && t->o.batch && t->o.reduce == DNR_REDUCE_F16 && !t->num.scaled)
+        return DNR_FAIL(DNR_EUSAGE,
+                        "set dist.reduce_type = bf16 or fp32, or train.precision = fp16",
+                        "dist.reduce_type is fp16 and the loss is not scaled: small gradients "
+                        "would vanish");
     if (t->o.model.sync_bn && t->world > 1 && t->dev->be->queue)
         return DNR_FAIL(DNR_EUSAGE, "set model.sync_bn = false, or device = cpu",
                         "%s has no batch norm over several ranks yet", t->dev->name);

@@ -101,6 +101,8 @@ static dnr_status check(const dnr_trainer_opts *o)
           (long long)o->workspace_mb);
     CHECK(o->bucket_mb > 0 && o->bucket_mb <= 65536, "use a number in 0…65536",
           "dist.bucket_mb is %g", o->bucket_mb);
+    CHECK(o->reduce >= DNR_REDUCE_F32 && o->reduce <= DNR_REDUCE_BF16, "use one of enum dnr_reduce",
+          "there is no type of reduction %d", (int)o->reduce);
     if (o->batch == 0)
         return DNR_OK;
     CHECK(o->epoch_samples >= 1 && o->total_samples >= 1, "use positive numbers",

@@ -29,14 +29,16 @@ PY
 if [ -e "$(dirname "$tool")/dnnrun-mpi.so" ]; then
     "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=20 dist.transport=mpi --out mpi4 >mpi4.log 2>&1 || fail "MPI"
     grep -q "started by Open MPI, mpi" mpi4.log || fail "MPI is not said"
+    "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=4 dist.transport=mpi dist.reduce_type=bf16 --out mpi16 >mpi16.log 2>&1 || fail "MPI in bf16"
     "${launch[@]}" -n 2 "$tool" bench allreduce device=cpu dist.transport=mpi --most 4 >bench.log 2>&1 || fail "MPI's sums"
     python3 - <<'PY'
 import json
 def losses(run):
     return [r["loss"] for r in map(json.loads, open(f"{run}/metrics.jsonl")) if r["event"] == "train"]
-a, b = losses("run4")[:4], losses("mpi4")[:4]  # later on, rounding in another order is amplified
-print(a, b)
+a, b, c = losses("run4")[:4], losses("mpi4")[:4], losses("mpi16")[:4]  # later on, rounding in another order is amplified
+print(a, b, c)
 assert len(a) == 4 and all(abs(x / y - 1) < 1e-3 for x, y in zip(a, b))
+assert c[0] == b[0] and c != b and all(abs(x / y - 1) < 1e-2 for x, y in zip(a, c))
 PY
 fi
 

@@ -4,6 +4,7 @@
 #include "../dist/launch.h"
 #include "../dist/socket.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,9 +51,48 @@ static void sums(dnr_comm *c, int64_t n)
     free(w);
 }
 
+/* In 16 bits: an element is off by at most N roundings of Σ|x| (of N summands and N − 1 sums), and what is not finite
+ * stays so. */
+static void sums_in_16_bits(dnr_comm *c, dnr_dtype type, double u, double least, int64_t n)
+{
+    double *mine = calloc((size_t)n, sizeof *mine), *exact = calloc((size_t)n, sizeof *exact);
+    double *size = calloc((size_t)n, sizeof *size), *got = calloc((size_t)n, sizeof *got);
+    uint16_t *wire = calloc((size_t)n, sizeof *wire);
+    uint64_t seed = (uint64_t)c->rank + 1;
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        mine[i] = ldexp(rig_normal(&seed), (int)(i % 24) - 12);
+        exact[i] = mine[i];
+        size[i] = fabs(mine[i]);
+    }
+    mine[7] = c->rank ? 1 : INFINITY;
+    dnri_from_double(type, mine, wire, (size_t)n);
+    OK(dnri_comm_sum(c, "test", dnri_sum_of(type), wire, n));
+    OK(dnri_comm_sum(c, "test", DNRI_SUM_F64, exact, n));
+    OK(dnri_comm_sum(c, "test", DNRI_SUM_F64, size, n));
+    dnri_to_double(type, wire, got, (size_t)n);
+    for (int64_t i = 0; i < n; i++) {
+        double bound = c->world * (1.01 * u * size[i] + least);
+        if (i != 7 && !(fabs(got[i] - exact[i]) <= bound))
+            fail_msg("element %d: %g, not %g, of summands that make %g", (int)i, got[i], exact[i],
+                     size[i]);
+        worst = i != 7 && fabs(got[i] - exact[i]) / bound > worst ? fabs(got[i] - exact[i]) / bound
+                                                                  : worst;
+    }
+    assert_true(isinf(got[7]));
+    assert_true(worst > 0.2); /* the bound is not far off */
+    free(mine);
+    free(exact);
+    free(size);
+    free(got);
+    free(wire);
+}
+
 static void case_collectives(void **state)
 {
     dnr_comm *c = rank_open(20);
+    sums_in_16_bits(c, DNR_F16, 0x1p-11, 0x1p-25, MANY);
+    sums_in_16_bits(c, DNR_BF16, 0x1p-8, 0, MANY);
     assert_int_equal(c->rank, atoi(getenv("DNR_RANK")));
     assert_int_equal(c->world, atoi(getenv("DNR_WORLD_SIZE")));
     assert_int_equal(dnr_comm_local_rank(c), c->rank);

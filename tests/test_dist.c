@@ -29,6 +29,7 @@ static dnr_trainer_opts rank_options(void **state, dnr_comm *c)
     o.batch = 4;
     o.accumulate = env_int("ACCUMULATE", 1);
     o.bucket_mb = 0.02; /* several buckets even here */
+    o.reduce = (dnr_reduce)env_int("REDUCE", DNR_REDUCE_F32);
     o.label_smoothing = 0.1;
     o.comm = c;
     return o;
@@ -121,6 +122,72 @@ static void case_equals_large_batch(void **state)
     dnr_comm_close(c, NULL);
 }
 
+/* A rank's own gradients of its batch, alone. */
+static double *own_gradients(void **state, const dnr_trainer_opts *like, const dnr_comm *c,
+                             int64_t *n)
+{
+    dnr_trainer_opts o = *like;
+    o.comm = NULL;
+    o.reduce = DNR_REDUCE_F32;
+    training r = tr_open_with(
+        state, &o, &(dnri_trainer_extra){.keep = true, .scaled = like->reduce == DNR_REDUCE_F16});
+    tr_train(&r, c->rank * (int)o.batch, 1);
+    double *g = tr_slab(&r, DNRI_GRAD, n);
+    tr_close(&r);
+    return g;
+}
+
+/* Gradients that travel in 16 bits: each element within N roundings of what the ranks computed, added in double. */
+static void case_rounds_gradients(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    bool half = o.reduce == DNR_REDUCE_F16;
+    training r = tr_open_with(state, &o, &(dnri_trainer_extra){.keep = true, .scaled = half});
+    rank_train(&r, 0, 1);
+    int64_t n, m;
+    double *got = tr_slab(&r, DNRI_GRAD, &n), *exact = own_gradients(state, &o, c, &m);
+    assert_int_equal(n, m);
+    double *size = malloc((size_t)n * sizeof *size);
+    for (int64_t i = 0; i < n; i++) {
+        exact[i] /= c->world;
+        size[i] = fabs(exact[i]);
+    }
+    OK(dnri_comm_sum(c, "test", DNRI_SUM_F64, exact, n));
+    OK(dnri_comm_sum(c, "test", DNRI_SUM_F64, size, n));
+    const double u = half ? 0x1p-11 : 0x1p-8, least = half ? 0x1p-25 : 0;
+    for (int64_t i = 0; i < n; i++) {
+        double bound = c->world * (1.01 * u * size[i] + least) + tr_rounding(&r) * size[i];
+        if (!(fabs(got[i] - exact[i]) <= bound))
+            fail_msg("element %d of %d: %g, not %g", (int)i, (int)n, got[i], exact[i]);
+    }
+    double e = rig_error(got, exact, n);
+    if (!(e < 2 * u && e > u / 100))
+        fail_msg("all in all gradients differ by %.1e", e);
+    same_everywhere(&r, DNRI_GRAD);
+    same_everywhere(&r, DNRI_MASTER);
+    free(got);
+    free(exact);
+    free(size);
+    tr_close(&r);
+    dnr_comm_close(c, NULL);
+}
+
+/* fp16 is for scaled losses. */
+static void case_refuses_fp16(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    dnr_device *dev;
+    dnr_trainer *t;
+    o.reduce = DNR_REDUCE_F16;
+    OK(tr_device(state, &dev));
+    assert_int_equal(dnr_trainer_create(dev, &o, &t), DNR_EUSAGE);
+    tr_says("the loss is not scaled");
+    dnr_device_close(dev);
+    dnr_comm_close(c, NULL);
+}
+
 /* The ranks' programs run the reductions where they were planned: each bucket once, in order, in `last` alone, the
  * first long before the end of backward, and the wait before the update. */
 static void case_buckets(void **state)
@@ -150,8 +217,10 @@ static void case_buckets(void **state)
                 continue;
             }
             first_bucket = first_bucket < 0 ? k : first_bucket;
-            assert_true(a->bucket == next++ && a->offset == at);
-            at += a->count * (int64_t)dnri_sum_size((dnri_sum)a->sum);
+            assert_true(a->bucket == next++);
+            assert_true(o.reduce ? a->offset == 0 && dnri_sum_size((dnri_sum)a->sum) == 2
+                                 : a->offset == at);
+            at += a->count * (int64_t)dnri_dtype_size(dnri_graph_numerics(g)->master);
         }
         bool last = i == DNRI_LAST;
         assert_int_equal(waits, last ? 1 : 0);
@@ -222,7 +291,8 @@ static void case_evaluates(void **state)
     lo.rank = 0;
     lo.world = 1;
     OK(dnr_loader_open(src, r.dev, &lo, &whole));
-    assert_int_equal(dnr_trainer_eval(r.t, whole, &one), DNR_EUSAGE); /* not this rank's */
+    if (c->world > 1) /* it is not this rank's */
+        assert_int_equal(dnr_trainer_eval(r.t, whole, &one), DNR_EUSAGE);
     OK(dnr_trainer_eval(r.t, mine, &all));
     same_everywhere(&r, DNRI_BUFFER);
     same_everywhere(&r, DNRI_MASTER);
@@ -326,6 +396,8 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(case_equals_accumulation),
     cmocka_unit_test(case_equals_large_batch),
     cmocka_unit_test(case_buckets),
+    cmocka_unit_test(case_rounds_gradients),
+    cmocka_unit_test(case_refuses_fp16),
     cmocka_unit_test(case_shares),
     cmocka_unit_test(case_stops),
     cmocka_unit_test(case_evaluates),
@@ -336,66 +408,106 @@ static const struct CMUnitTest cases[] = {
 
 /* ================================================================ tests */
 
+static int most; /* ranks */
+
+/* A GPU takes one rank only. */
+static int count_gpus(void)
+{
+    dnr_device *dev;
+    char name[32];
+    int n = 0;
+    for (bool there = true; there && n < RANKS_MOST; n += there) {
+        snprintf(name, sizeof name, "cuda:%d", n);
+        there = dnr_device_open(name, &dev) == DNR_OK;
+        if (there)
+            dnr_device_close(dev);
+    }
+    return n;
+}
+
+/* Runs a case on `world` ranks. */
+static void pass(int world, const char *name, const char *extra)
+{
+    if (world <= most)
+        ranks_pass(world, name, extra);
+    else
+        print_message("%s: not on %d ranks: there are %d GPUs\n", name, world, most);
+}
+
 static void ranks_equal_accumulation(void **state)
 {
-    ranks_pass(1, "case_equals_accumulation", NULL);
-    ranks_pass(2, "case_equals_accumulation", NULL);
-    ranks_pass(4, "case_equals_accumulation", NULL);
-    ranks_pass(2, "case_equals_accumulation", "ACCUMULATE=3");
+    pass(1, "case_equals_accumulation", NULL);
+    pass(2, "case_equals_accumulation", NULL);
+    pass(4, "case_equals_accumulation", NULL);
+    pass(2, "case_equals_accumulation", "ACCUMULATE=3");
 }
 
 static void synchronised_ranks_equal_a_large_batch(void **state)
 {
-    ranks_pass(1, "case_equals_large_batch", NULL);
-    ranks_pass(2, "case_equals_large_batch", NULL);
-    ranks_pass(4, "case_equals_large_batch", NULL);
-    ranks_pass(2, "case_equals_large_batch", "RECOMPUTE=2");
+    pass(1, "case_equals_large_batch", NULL);
+    pass(2, "case_equals_large_batch", NULL);
+    pass(4, "case_equals_large_batch", NULL);
+    pass(2, "case_equals_large_batch", "RECOMPUTE=2");
     if (getenv(
             "DNR_TEST_DEVICE")) /* deeper networks on such small pictures amplify the rounding of fp32 */
         return;
-    ranks_pass(2, "case_equals_large_batch", "MODEL=resnet18");
-    ranks_pass(2, "case_equals_large_batch", "RECOMPUTE=3 MODEL=resnet20");
+    pass(2, "case_equals_large_batch", "MODEL=resnet18");
+    pass(2, "case_equals_large_batch", "RECOMPUTE=3 MODEL=resnet20");
 }
 
 static void buckets_are_reduced_in_order(void **state)
 {
-    ranks_pass(2, "case_buckets", NULL);
-    ranks_pass(1, "case_buckets", "ACCUMULATE=2");
+    pass(2, "case_buckets", NULL);
+    pass(1, "case_buckets", "ACCUMULATE=2");
+}
+
+static void gradients_may_travel_in_16_bits(void **state)
+{
+    pass(1, "case_rounds_gradients", "REDUCE=2");
+    pass(4, "case_rounds_gradients", "REDUCE=2");
+    pass(2, "case_buckets", "REDUCE=2 ACCUMULATE=2");
+    if (!getenv("DNR_TEST_DEVICE")) {
+        pass(3, "case_rounds_gradients", "REDUCE=1");
+        pass(2, "case_refuses_fp16", NULL);
+    }
 }
 
 static void weights_come_from_rank_0(void **state)
 {
-    ranks_pass(3, "case_shares", NULL);
+    pass(1, "case_shares", NULL);
+    pass(3, "case_shares", NULL);
 }
 
 static void stopping_is_agreed_on(void **state)
 {
-    ranks_pass(3, "case_stops", NULL);
+    pass(1, "case_stops", NULL);
+    pass(3, "case_stops", NULL);
 }
 
 static void evaluation_is_exact(void **state)
 {
-    ranks_pass(2, "case_evaluates", NULL);
-    ranks_pass(3, "case_evaluates", "PICTURES=3"); /* two ranks have none */
-    ranks_pass(3, "case_evaluates", "PICTURES=24");
+    pass(1, "case_evaluates", NULL);
+    pass(2, "case_evaluates", NULL);
+    pass(3, "case_evaluates", "PICTURES=3"); /* two ranks have none */
+    pass(3, "case_evaluates", "PICTURES=24");
 }
 
 static void an_overflow_is_everybodys(void **state)
 {
-    ranks_pass(2, "case_overflow", NULL);
+    pass(2, "case_overflow", NULL);
 }
 
 static void resumes_in_another_world(void **state)
 {
     char folder[] = "/tmp/dnnrun-dist-XXXXXX", extra[200];
     assert_non_null(mkdtemp(folder));
-    snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=1", folder);
-    ranks_pass(4, "case_saves", extra);
-    ranks_pass(4, "case_resumes", extra);
-    snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=2", folder);
-    ranks_pass(2, "case_resumes", extra);
-    snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=4", folder);
-    ranks_pass(1, "case_resumes", extra);
+    const int large = most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=%d", folder, 4 / large);
+    pass(large, "case_saves", extra);
+    for (int world = large; world >= 1; world /= 2) {
+        snprintf(extra, sizeof extra, "FOLDER=%s ACCUMULATE=%d", folder, 4 / world);
+        pass(world, "case_resumes", extra);
+    }
     snprintf(extra, sizeof extra, "rm -rf %s", folder);
     assert_int_equal(system(extra), 0);
 }
@@ -406,6 +518,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_equal_accumulation),
         cmocka_unit_test(synchronised_ranks_equal_a_large_batch),
         cmocka_unit_test(buckets_are_reduced_in_order),
+        cmocka_unit_test(gradients_may_travel_in_16_bits),
         cmocka_unit_test(weights_come_from_rank_0),
         cmocka_unit_test(stopping_is_agreed_on),
         cmocka_unit_test(evaluation_is_exact),
@@ -419,5 +532,6 @@ int main(int argc, char **argv)
         setenv("DNR_TEST_DEVICE", argv[1], 1);
         setenv("DNR_TEST_PRECISION", argv[2], 1);
     }
+    most = argc == 3 && strcmp(argv[1], "cuda") == 0 ? count_gpus() : RANKS_MOST;
     return tr_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

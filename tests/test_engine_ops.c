@@ -1,10 +1,11 @@
-/* test_engine_ops.c: feeding a batch, folding gradients and the optimizer, on one device against the
+/* test_engine_ops.c: feeding a batch, folding gradients, rounding them for the wire, and the optimizer, on one device against the
  * reference device. The same programs run on both, with the same values in their stores.
  *
  *     test_engine_ops DEVICE PRECISION    test_engine_ops cuda fp16
  *
  * Exit code 77: this machine has no such device or precision. */
 #include "probe.h"
+#include "../runtime/reduce.h"
 #include "../runtime/slot.h"
 
 #include <math.h>
@@ -278,12 +279,78 @@ static void test_scaler(void **state)
         rig_close(&r[side]);
 }
 
+/* ---- gradients between ranks */
+
+/* A part of the slab to the type of the wire and back: what the reference makes of it, to the bit. */
+static void wire_equals_ref(dnr_dtype type)
+{
+    const dnri_update_opts none = {.last = false};
+    const dnri_wire_attr a = {
+        .offset = 9 * DNRI_PARAM_ALIGN, .count = 80 * DNRI_PARAM_ALIGN, type};
+    rig r[SIDES];
+    double *wire[SIDES], *grad[SIDES];
+    int64_t flat = 0;
+    for (int side = 0; side < SIDES; side++) {
+        rig_open(&r[side], device_of(side), precision_of(side), true);
+        for (int i = 0; i < PARAMS; i++)
+            assert_true(dnri_param_tensor(r[side].g, DNRI_WEIGHT, &protos[i]) >= 0);
+        OK(dnri_emit_update(r[side].g, &none)); /* seals the table */
+        dnr_tid slab = dnri_slab_tensor(r[side].g, DNRI_GRAD), t = DNRI_NONE;
+        OK(dnri_emit(r[side].g, &dnri_def_wire_pack, "wire", &a, sizeof a, 1, &slab, 1, &t));
+        OK(dnri_emit(r[side].g, &dnri_def_wire_unpack, "wire", &a, sizeof a, 1, &t, 1, &slab));
+        rig_keep(&r[side], t);
+        rig_plan(&r[side], true, false);
+        rig_bind(&r[side]);
+        flat = dnri_params_flat(r[side].params);
+        assert_true(a.offset + a.count <= flat);
+        wire[side] = calloc((size_t)a.count, sizeof(double));
+        grad[side] = calloc((size_t)(PARAMS * flat), sizeof(double));
+    }
+    /* all magnitudes, so that some overflow, vanish, or are subnormal; and a tie */
+    uint64_t seed = 3;
+    for (int p = 0; p < PARAMS; p++) {
+        const int64_t n = dnri_params_at(r[REF].params, p)->count;
+        double *v = malloc((size_t)n * sizeof *v);
+        for (int64_t i = 0; i < n; i++)
+            v[i] = ldexp(rig_normal(&seed), (int)(i % 60) - 40);
+        v[0] = 1 + 0x1p-11;
+        v[1] = 1 + 0x1p-8;
+        rig_round(DNR_F32, v, n);
+        for (int side = 0; side < SIDES; side++)
+            OK(dnri_store_write(r[side].store, DNRI_GRAD, p, v));
+        free(v);
+    }
+    for (int side = 0; side < SIDES; side++) {
+        rig_run(&r[side]);
+        for (int i = 0; i < dnri_graph_ops(r[side].g); i++)
+            if (dnri_graph_op_c(r[side].g, i)->def == &dnri_def_wire_pack)
+                rig_read(&r[side], dnri_graph_op_c(r[side].g, i)->out[0], wire[side]);
+        for (int p = 0; p < PARAMS; p++)
+            OK(dnri_store_read(r[side].store, DNRI_GRAD, p, grad[side] + p * flat));
+    }
+    assert_memory_equal(wire[DEVICE], wire[REF], (size_t)a.count * sizeof(double));
+    assert_memory_equal(grad[DEVICE], grad[REF], (size_t)(PARAMS * flat) * sizeof(double));
+    for (int side = 0; side < SIDES; side++) {
+        free(wire[side]);
+        free(grad[side]);
+        rig_close(&r[side]);
+    }
+}
+
+static void test_wire(void **state)
+{
+    if (strcmp(probe_device->be->name, "cpu")) /* whose losses are not scaled */
+        wire_equals_ref(DNR_F16);
+    wire_equals_ref(DNR_BF16);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ingest),
         cmocka_unit_test(test_update),
         cmocka_unit_test(test_scaler),
+        cmocka_unit_test(test_wire),
     };
     const int rc = probe_open(argc, argv);
     if (rc)

@@ -50,10 +50,14 @@ int tr_main(int argc, char **argv, const struct CMUnitTest *tests, size_t n)
     return _cmocka_run_group_tests(device, tests, n, NULL, NULL);
 }
 
+/* Each rank of a test has a GPU of its own. */
 dnr_status tr_device(void **state, dnr_device **out)
 {
+    char name[32];
     from_environment();
-    return dnr_device_open(device, out);
+    const char *rank = strcmp(device, "cuda") == 0 ? getenv("DNR_LOCAL_RANK") : NULL;
+    snprintf(name, sizeof name, "%s%s%s", device, rank ? ":" : "", rank ? rank : "");
+    return dnr_device_open(name, out);
 }
 
 dnr_trainer_opts tr_options(void **state)

@@ -67,7 +67,7 @@ typedef struct cfg {
     } cudnn;
     struct {
         double timeout, bucket_mb;
-        int64_t transport;
+        int64_t reduce_type, transport;
     } dist;
     struct {
         char out[CFG_TEXT];

@@ -235,6 +235,12 @@ const cfg_key cfg_keys[] = {
              "shows them."),
 
     CHOICE(
+        "dist.reduce_type", dist.reduce_type, "fp32|fp16|bf16", "fp32",
+        "Of several ranks: as what gradients travel. In 16 bits they are half as many bytes, and "
+        "are rounded before they leave and when they are added up: over N ranks an element is "
+        "off by at most N · u · Σ|g|, with u = 2⁻¹¹ for `fp16`, 2⁻⁸ for `bf16`. `fp16` needs "
+        "`train.precision = fp16`, which scales the loss: small gradients would vanish."),
+    CHOICE(
         "dist.transport", dist.transport, "tcp|mpi", "tcp",
         "Of several ranks: what carries sums on the CPU. `tcp`: connections to rank 0, which adds "
         "in the order of ranks; `mpi`: the MPI library that dnnrun was built with, under its "

@@ -179,6 +179,7 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
     static const char *const stems[] = {NULL, "imagenet", "cifar"};
     static const dnr_fusion fusions[] = {DNR_FUSION_AUTO, DNR_FUSION_OFF, DNR_FUSION_D1,
                                          DNR_FUSION_D2, DNR_FUSION_D3};
+    static const dnr_reduce reduces[] = {DNR_REDUCE_F32, DNR_REDUCE_F16, DNR_REDUCE_BF16};
     dnr_trainer_opts o = {
         .model = {.name = c->model.name,
                   .classes = (int)c->model.classes,
@@ -207,6 +208,7 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
         .benchmark = c->cudnn.benchmark && !c->train.deterministic,
         .comm = s->comm,
         .bucket_mb = c->dist.bucket_mb,
+        .reduce = reduces[c->dist.reduce_type],
     };
     dnr_status st;
     memcpy(o.mean, c->data.mean.v, sizeof o.mean);

@@ -12,6 +12,8 @@ enum { MOST = 256 }; /* sums under way */
 
 typedef struct mpi {
     MPI_Comm comm;
+    MPI_Datatype bits16; /* MPI knows no 16-bit floats */
+    MPI_Op add[2];       /* of fp16, bf16 */
     MPI_Request request[MOST];
     int n;
 } mpi;
@@ -93,17 +95,34 @@ static dnr_status mpi_allgather(dnr_comm *c, const void *mine, size_t bytes, voi
     return code == MPI_SUCCESS ? finish(c) : fail(code, "a gathering");
 }
 
+static void add_f16(void *more, void *sum, int *n, MPI_Datatype *type)
+{
+    dnri_sum_add(DNRI_SUM_F16, sum, more, (size_t)*n);
+}
+
+static void add_bf16(void *more, void *sum, int *n, MPI_Datatype *type)
+{
+    dnri_sum_add(DNRI_SUM_BF16, sum, more, (size_t)*n);
+}
+
 static dnr_status mpi_begin_sum(dnr_comm *c, dnri_sum type, void *data, int64_t n)
 {
-    const MPI_Datatype types[] = {
-        [DNRI_SUM_F32] = MPI_FLOAT, [DNRI_SUM_F64] = MPI_DOUBLE, [DNRI_SUM_I64] = MPI_INT64_T};
+    const mpi *m = c->state;
+    const MPI_Datatype types[] = {[DNRI_SUM_F32] = MPI_FLOAT,
+                                  [DNRI_SUM_F64] = MPI_DOUBLE,
+                                  [DNRI_SUM_I64] = MPI_INT64_T,
+                                  [DNRI_SUM_F16] = m->bits16,
+                                  [DNRI_SUM_BF16] = m->bits16};
+    const MPI_Op add = type == DNRI_SUM_F16    ? m->add[0]
+                       : type == DNRI_SUM_BF16 ? m->add[1]
+                                               : MPI_SUM;
     const int64_t most = PIECE / (int64_t)dnri_sum_size(type);
     for (int64_t at = 0; at < n; at += most) {
         MPI_Request *r;
         DNR_TRY(place(c, &r));
-        int code = MPI_Iallreduce(MPI_IN_PLACE, (char *)data + at * (int64_t)dnri_sum_size(type),
-                                  (int)(n - at < most ? n - at : most), types[type], MPI_SUM,
-                                  ((mpi *)c->state)->comm, r);
+        int code =
+            MPI_Iallreduce(MPI_IN_PLACE, (char *)data + at * (int64_t)dnri_sum_size(type),
+                           (int)(n - at < most ? n - at : most), types[type], add, m->comm, r);
         if (code != MPI_SUCCESS)
             return fail(code, "beginning a sum");
     }
@@ -115,6 +134,9 @@ static void mpi_close(dnr_comm *c)
 {
     mpi *m = c->state;
     if (dnri_comm_check(c) == DNR_OK && m->n == 0) {
+        (void)MPI_Op_free(&m->add[0]);
+        (void)MPI_Op_free(&m->add[1]);
+        (void)MPI_Type_free(&m->bits16);
         (void)MPI_Comm_free(&m->comm);
         (void)MPI_Finalize();
     }
@@ -140,6 +162,11 @@ static dnr_status start(dnr_comm *c, mpi *m)
     code = MPI_Comm_dup(MPI_COMM_WORLD, &m->comm);
     if (code != MPI_SUCCESS)
         return fail(code, "making a communicator");
+    if (MPI_Type_contiguous(2, MPI_BYTE, &m->bits16) != MPI_SUCCESS ||
+        MPI_Type_commit(&m->bits16) != MPI_SUCCESS ||
+        MPI_Op_create(add_f16, 1, &m->add[0]) != MPI_SUCCESS ||
+        MPI_Op_create(add_bf16, 1, &m->add[1]) != MPI_SUCCESS)
+        return fail(MPI_ERR_OTHER, "making sums of 16-bit floats");
     (void)MPI_Comm_rank(m->comm, &rank);
     (void)MPI_Comm_size(m->comm, &world);
     if (rank != c->rank || world != c->world)

@@ -201,8 +201,11 @@ static dnr_status run_wait(void *ctx)
 
 static dnr_status nccl_lower(void *state, dnr_device *dev, const dnri_op *op, dnri_step *out)
 {
-    static const ncclDataType_t types[] = {
-        [DNRI_SUM_F32] = ncclFloat32, [DNRI_SUM_F64] = ncclFloat64, [DNRI_SUM_I64] = ncclInt64};
+    static const ncclDataType_t types[] = {[DNRI_SUM_F32] = ncclFloat32,
+                                           [DNRI_SUM_F64] = ncclFloat64,
+                                           [DNRI_SUM_I64] = ncclInt64,
+                                           [DNRI_SUM_F16] = ncclFloat16,
+                                           [DNRI_SUM_BF16] = ncclBfloat16};
     bool wait = op->def == &dnri_def_reduce_wait;
     reduce_step *s = calloc(1, sizeof *s);
     if (!s)

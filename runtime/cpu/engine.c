@@ -2,6 +2,7 @@
 #include "kernel.h"
 
 #include "../engine_ops.h"
+#include "../reduce.h"
 #include "../slot.h"
 
 #include <math.h>
@@ -160,6 +161,63 @@ static dnr_status fold_lower(dnr_device *dev, const dnr_graph *g, const dnri_op 
     DNR_TRY(flat_lower(dev, g, sizeof(fold), fold_run, out));
     fold *s = out->ctx;
     s->first = a->offset / DNRI_PARAM_ALIGN;
+    s->f.blocks = a->count / DNRI_PARAM_ALIGN;
+    s->f.slices = dnri_slices_for(dev, a->count);
+    return DNR_OK;
+}
+
+/* To and from the type in which gradients travel; at[0]: of the tensor that is read, at[1]: written. */
+typedef struct wire {
+    flat f;
+    int64_t at[2];
+} wire;
+
+DNRI_CLONES static void wire_slice(void *ctx, int slice, int64_t begin, int64_t end)
+{
+    const wire *s = ctx;
+    const float *in = (const float *)s->f.b.in[0] + s->at[0];
+    uint16_t *out = s->f.b.out[0];
+    DNRI_EACH (i, begin * DNRI_PARAM_ALIGN, end * DNRI_PARAM_ALIGN)
+        dnri_st(out, i, in[i], true);
+}
+
+DNRI_CLONES static void unwire_slice(void *ctx, int slice, int64_t begin, int64_t end)
+{
+    const wire *s = ctx;
+    const uint16_t *in = s->f.b.in[0];
+    float *out = (float *)s->f.b.out[0] + s->at[1];
+    DNRI_EACH (i, begin * DNRI_PARAM_ALIGN, end * DNRI_PARAM_ALIGN)
+        out[i] = dnri_ld(in, i, true);
+}
+
+static dnr_status pack_run(void *ctx)
+{
+    wire *s = ctx;
+    dnri_slices(s->f.slices, s->f.blocks, wire_slice, s);
+    return DNR_OK;
+}
+
+static dnr_status unpack_run(void *ctx)
+{
+    wire *s = ctx;
+    dnri_slices(s->f.slices, s->f.blocks, unwire_slice, s);
+    return DNR_OK;
+}
+
+/* No loss is scaled on a CPU, so nothing travels as fp16. */
+static bool wire_supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return ((const dnri_wire_attr *)op->attr)->type == DNR_BF16;
+}
+
+static dnr_status wire_lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    const dnri_wire_attr *a = (const dnri_wire_attr *)op->attr;
+    bool pack = op->def == &dnri_def_wire_pack;
+    DNR_TRY(flat_lower(dev, g, sizeof(wire), pack ? pack_run : unpack_run, out));
+    wire *s = out->ctx;
+    s->at[pack ? 0 : 1] = a->offset;
     s->f.blocks = a->count / DNRI_PARAM_ALIGN;
     s->f.slices = dnri_slices_for(dev, a->count);
     return DNR_OK;
@@ -351,8 +409,13 @@ static dnr_status scaler_lower(dnr_device *dev, const dnr_graph *g, const dnri_o
     return DNR_OK;
 }
 
-const dnri_lowering dnri_cpu_engine[] = {
-    {&dnri_def_ingest, NULL, ingest_lower},  {&dnri_def_add, NULL, add_lower},
-    {&dnri_def_grad_fold, NULL, fold_lower}, {&dnri_def_grad_stat, NULL, stat_lower},
-    {&dnri_def_sgd, NULL, sgd_lower},        {&dnri_def_ema, NULL, ema_lower},
-    {&dnri_def_scaler, NULL, scaler_lower},  {0}};
+const dnri_lowering dnri_cpu_engine[] = {{&dnri_def_ingest, NULL, ingest_lower},
+                                         {&dnri_def_add, NULL, add_lower},
+                                         {&dnri_def_grad_fold, NULL, fold_lower},
+                                         {&dnri_def_grad_stat, NULL, stat_lower},
+                                         {&dnri_def_sgd, NULL, sgd_lower},
+                                         {&dnri_def_ema, NULL, ema_lower},
+                                         {&dnri_def_scaler, NULL, scaler_lower},
+                                         {&dnri_def_wire_pack, wire_supports, wire_lower},
+                                         {&dnri_def_wire_unpack, wire_supports, wire_lower},
+                                         {0}};

@@ -1,5 +1,6 @@
 /* engine.c: lowers the ops that belong to no layer. */
 #include "../engine_ops.h"
+#include "../reduce.h"
 #include "../slot.h"
 #include "device.h"
 #include "kernels.h"
@@ -74,6 +75,26 @@ static dnr_status lower_fold(dnr_device *dev, const dnr_graph *g, const dnri_op 
                              const dnri_lower_opts *o, dnri_step *out)
 {
     return dnri_cuda_lower(dev, g, op, run_fold, 1, "k_fold", out, NULL);
+}
+
+static dnr_status run_wire(dnri_cuda_op *s)
+{
+    const dnri_wire_attr *a = (const dnri_wire_attr *)s->op.attr;
+    if (s->op.def == &dnri_def_wire_pack)
+        k_wire_pack(s->stream, (int)a->type, s->dev->sms, (const float *)s->at.in[0] + a->offset,
+                    s->at.out[0], a->count);
+    else
+        k_wire_unpack(s->stream, (int)a->type, s->dev->sms, s->at.in[0],
+                      (float *)s->at.out[0] + a->offset, a->count);
+    return DNR_OK;
+}
+
+static dnr_status lower_wire(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_wire, 1,
+                           op->def == &dnri_def_wire_pack ? "k_wire_pack" : "k_wire_unpack", out,
+                           NULL);
 }
 
 static dnr_status run_stat(dnri_cuda_op *s)
@@ -172,5 +193,7 @@ const dnri_lowering dnri_cuda_engine[] = {
     {&dnri_def_sgd, NULL, lower_sgd},
     {&dnri_def_ema, NULL, lower_ema},
     {&dnri_def_scaler, NULL, lower_scaler},
+    {&dnri_def_wire_pack, NULL, lower_wire},
+    {&dnri_def_wire_unpack, NULL, lower_wire},
     {0},
 };

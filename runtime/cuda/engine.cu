@@ -1,4 +1,4 @@
-/* engine.cu: ingest, sums, gradient statistics, the optimizer and the loss scaler. */
+/* engine.cu: ingest, sums, gradients between ranks, gradient statistics, the optimizer and the loss scaler. */
 #include "kernels.h"
 #include "vec.cuh"
 
@@ -202,6 +202,51 @@ void k_fold(cudaStream_t s, int sms, const float *grad, const dnri_header *h, fl
 {
     k_fold_kernel<<<k_blocks(n / 4, THREADS, 16 * sms), THREADS, 0, s>>>((const float4 *)grad, h,
                                                                          (float4 *)gsum, n / 4);
+}
+
+/* ---------------------------------------------------------------- gradients between ranks */
+
+enum { WIRE = 8 }; /* elements of a thread: 16 bytes of the wire */
+
+template <class T>
+__global__ void __launch_bounds__(THREADS) k_wire_pack_kernel(const float *grad, T *wire, int64_t n)
+{
+    for (int64_t i = first_item(); i * WIRE < n; i += item_stride()) {
+        float f[WIRE];
+        k_vec<T, WIRE> v;
+        k_get_floats(grad + i * WIRE, f);
+        k_pack(f, v);
+        k_put(wire + i * WIRE, v);
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    k_wire_unpack_kernel(const T *wire, float *grad, int64_t n)
+{
+    for (int64_t i = first_item(); i * WIRE < n; i += item_stride()) {
+        float f[WIRE];
+        k_unpack(k_load_last<T, WIRE>(wire + i * WIRE), f);
+        k_put_floats(grad + i * WIRE, f);
+    }
+}
+
+void k_wire_pack(cudaStream_t s, int type, int sms, const float *grad, void *wire, int64_t n)
+{
+    unsigned grid = k_blocks(n, THREADS * WIRE, 16 * sms);
+    if (type == DNR_F16)
+        k_wire_pack_kernel<<<grid, THREADS, 0, s>>>(grad, (__half *)wire, n);
+    else
+        k_wire_pack_kernel<<<grid, THREADS, 0, s>>>(grad, (__nv_bfloat16 *)wire, n);
+}
+
+void k_wire_unpack(cudaStream_t s, int type, int sms, const void *wire, float *grad, int64_t n)
+{
+    unsigned grid = k_blocks(n, THREADS * WIRE, 16 * sms);
+    if (type == DNR_F16)
+        k_wire_unpack_kernel<<<grid, THREADS, 0, s>>>((const __half *)wire, grad, n);
+    else
+        k_wire_unpack_kernel<<<grid, THREADS, 0, s>>>((const __nv_bfloat16 *)wire, grad, n);
 }
 
 /* ---------------------------------------------------------------- gradient statistics */

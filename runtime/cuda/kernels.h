@@ -60,6 +60,9 @@ void k_add(cudaStream_t s, int type, int sms, const void *a, const void *b, void
 /* gsum = first ? grad : gsum + grad */
 void k_fold(cudaStream_t s, int sms, const float *grad, const dnri_header *h, float *gsum,
             int64_t n);
+/* Gradients to and from the 16-bit type in which they travel; n: a multiple of DNRI_PARAM_ALIGN */
+void k_wire_pack(cudaStream_t s, int type, int sms, const float *grad, void *wire, int64_t n);
+void k_wire_unpack(cudaStream_t s, int type, int sms, const void *wire, float *grad, int64_t n);
 void k_stat(cudaStream_t s, int sms, const float *grad, int64_t n, k_stat_part *part,
             dnri_state *state);
 void k_sgd(cudaStream_t s, int type, int sms, const k_sgd_args *a);

@@ -7,6 +7,7 @@
 #include "../../layers/layers.h"
 #include "../../runtime/backend.h"
 #include "../../runtime/engine_ops.h"
+#include "../../runtime/reduce.h"
 
 /* One lowered op: its description, the shapes and the addresses of its tensors. */
 typedef struct ref_step {

@@ -37,6 +37,20 @@ static void grad_fold(const ref_step *s)
         sum[i] = header->first ? grad[i] : sum[i] + grad[i];
 }
 
+static void wire_pack(const ref_step *s)
+{
+    const dnri_wire_attr *a = (const dnri_wire_attr *)s->op.attr;
+    dnri_from_double((dnr_dtype)a->type, (const double *)s->at.in[0] + a->offset, s->at.out[0],
+                     (size_t)a->count);
+}
+
+static void wire_unpack(const ref_step *s)
+{
+    const dnri_wire_attr *a = (const dnri_wire_attr *)s->op.attr;
+    dnri_to_double((dnr_dtype)a->type, s->at.in[0], (double *)s->at.out[0] + a->offset,
+                   (size_t)a->count);
+}
+
 static void grad_stat(const ref_step *s)
 {
     const double *g = s->at.in[0];
@@ -101,7 +115,14 @@ static void scaler(const ref_step *s)
 }
 
 const ref_row ref_engine_rows[] = {
-    {&dnri_def_ingest, ingest},       {&dnri_def_add, add}, {&dnri_def_grad_fold, grad_fold},
-    {&dnri_def_grad_stat, grad_stat}, {&dnri_def_sgd, sgd}, {&dnri_def_ema, ema},
-    {&dnri_def_scaler, scaler},       {NULL, NULL},
+    {&dnri_def_ingest, ingest},
+    {&dnri_def_add, add},
+    {&dnri_def_grad_fold, grad_fold},
+    {&dnri_def_grad_stat, grad_stat},
+    {&dnri_def_sgd, sgd},
+    {&dnri_def_ema, ema},
+    {&dnri_def_scaler, scaler},
+    {&dnri_def_wire_pack, wire_pack},
+    {&dnri_def_wire_unpack, wire_unpack},
+    {NULL, NULL},
 };
