@@ -13,8 +13,8 @@ enum { D_DZ, D_A, D_WA, D_M, D_C };
 enum { S_GRAM, S_SUM_A, S_A, S_W, S_RUNNING_MEAN, S_RUNNING_VAR, S_HEADER };
 enum { S_MEAN, S_INVSTD, S_STATE };
 enum { F_W, F_SUM_A, F_GAMMA, F_BETA, F_INVSTD };
-enum { F_WF, F_SHIFT };
-enum { J_A, J_WF, J_SHIFT, J_RESIDUAL };
+enum { F_WF, F_SHIFT, F_LOW };
+enum { J_A, J_WF, J_SHIFT, J_RESIDUAL, J_LOW };
 enum { J_Y, J_MASK };
 
 static dnr_dtype master(const dnr_graph *g)
@@ -122,7 +122,10 @@ static dnr_status fold_infer(dnr_graph *g, dnri_op *op)
     DNR_TRY(dnri_want(g, op, F_BETA, "beta", vector));
     DNR_TRY(dnri_want(g, op, F_INVSTD, "invstd", vector));
     DNR_TRY(dnri_out(g, op, F_WF, w, "folded"));
-    return dnri_out(g, op, F_SHIFT, vector, "shift");
+    DNR_TRY(dnri_out(g, op, F_SHIFT, vector, "shift"));
+    return op->n_out > F_LOW
+               ? dnri_out(g, op, F_LOW, dnri_desc1(w.dtype, w.dim[0]), "rounded shift")
+               : DNR_OK;
 }
 
 static dnr_status join_infer(dnr_graph *g, dnri_op *op)
@@ -135,6 +138,8 @@ static dnr_status join_infer(dnr_graph *g, dnri_op *op)
     DNR_TRY(dnri_want(g, op, J_SHIFT, "shift", dnri_desc1(master(g), K)));
     if (op->in[J_RESIDUAL] >= 0)
         DNR_TRY(dnri_want(g, op, J_RESIDUAL, "residual", y));
+    if (op->in[J_LOW] >= 0)
+        DNR_TRY(dnri_want(g, op, J_LOW, "rounded shift", dnri_desc1(a.dtype, K)));
     DNR_TRY(dnri_out(g, op, J_Y, y, "y"));
     if (op->n_out <= J_MASK)
         return DNR_OK;

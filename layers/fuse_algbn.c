@@ -284,13 +284,15 @@ static dnr_status make_forward(dnr_graph *g, const forward *m, bool first,
     DNR_TRY(make(g, &part[STATS], norm, &dnri_def_algbn_stats, &stats, sizeof stats, 7,
                  (dnr_tid[]){gram->out[0], sum_a, a, w, norm->in[N_MEAN], norm->in[N_VAR], header},
                  3, (dnr_tid[]){mean, invstd, state}));
+    const bool low = dnri_graph_numerics(g)->compute != dnri_graph_numerics(g)->master;
     DNR_TRY(make(g, &part[FOLD], norm, &dnri_def_algbn_fold, &attr, sizeof attr, 5,
-                 (dnr_tid[]){w, sum_a, norm->in[N_GAMMA], norm->in[N_BETA], invstd}, 2, none));
+                 (dnr_tid[]){w, sum_a, norm->in[N_GAMMA], norm->in[N_BETA], invstd}, low ? 3 : 2,
+                 none));
     const dnr_tid *fold = part[FOLD].out;
     const bool mask = norm->n_out > N_MASK;
-    return make(g, &part[JOIN], norm, &dnri_def_algbn_join, &join, sizeof join, 4,
-                (dnr_tid[]){a, fold[0], fold[1], norm->in[N_RESIDUAL]}, mask ? 2 : 1,
-                (dnr_tid[]){norm->out[N_Y], mask ? norm->out[N_MASK] : DNRI_NONE});
+    return make(g, &part[JOIN], norm, &dnri_def_algbn_join, &join, sizeof join, 5,
+                (dnr_tid[]){a, fold[0], fold[1], norm->in[N_RESIDUAL], low ? fold[2] : DNRI_NONE},
+                mask ? 2 : 1, (dnr_tid[]){norm->out[N_Y], mask ? norm->out[N_MASK] : DNRI_NONE});
 }
 
 dnr_status dnri_fuse_algbn_forward(dnr_graph *g, dnr_device *dev)

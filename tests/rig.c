@@ -50,7 +50,7 @@ dnr_tid rig_keep(rig *r, dnr_tid t)
 
 void rig_plan(rig *r, bool train, bool sums)
 {
-    const dnri_lower_opts o = {.deterministic = !r->timed,
+    const dnri_lower_opts o = {.deterministic = !r->timed && !r->first,
                                .benchmark = r->timed,
                                .workspace_cap = r->workspace_cap,
                                .apart = r->apart};

@@ -28,6 +28,7 @@ typedef struct rig {
     void *arena;
     size_t workspace_cap; /* of the plan */
     bool timed;           /* the plan takes what is fastest; else what is deterministic */
+    bool first;           /* neither: what the device proposes first */
     bool apart;           /* likewise: dnri_lower_opts */
 } rig;
 

@@ -528,9 +528,10 @@ static void test_shapes(void **state)
         {&dnri_def_algbn_fold, 5, 2, 2, {kc, c, k, k, k}, c, "gamma"},
         {&dnri_def_algbn_fold, 5, 2, 3, {kc, c, k, k, k}, c, "beta"},
         {&dnri_def_algbn_fold, 5, 2, 4, {kc, c, k, k, k}, c, "invstd"},
-        {&dnri_def_algbn_join, 4, 2, 1, {a, kc, k, dz}, cc2, "wf"},
-        {&dnri_def_algbn_join, 4, 2, 2, {a, kc, k, dz}, c, "shift"},
-        {&dnri_def_algbn_join, 4, 2, 3, {a, kc, k, dz}, a, "residual"},
+        {&dnri_def_algbn_join, 5, 2, 1, {a, kc, k, dz, no}, cc2, "wf"},
+        {&dnri_def_algbn_join, 5, 2, 2, {a, kc, k, dz, no}, c, "shift"},
+        {&dnri_def_algbn_join, 5, 2, 3, {a, kc, k, dz, no}, a, "residual"},
+        {&dnri_def_algbn_join, 5, 2, 4, {a, kc, k, dz, k}, c, "rounded shift"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         dnri_op op = {
@@ -563,9 +564,9 @@ static void test_join_mask(void **state)
         const dnr_tid shift = rig_leaf(&r, "shift", dnri_desc1(DNR_F64, k));
         dnri_op op = {.def = &dnri_def_algbn_join,
                       .name = "l",
-                      .n_in = 4,
+                      .n_in = 5,
                       .n_out = 2,
-                      .in = {a, wf, shift, DNRI_NONE},
+                      .in = {a, wf, shift, DNRI_NONE, DNRI_NONE},
                       .out = {DNRI_NONE, DNRI_NONE}};
         memcpy(op.attr, &join, sizeof join);
         assert_int_equal(op.def->infer(r.g, &op), mode ? DNR_EUSAGE : DNR_OK);

@@ -1,16 +1,12 @@
 /* algbn.c: algebraic batch norm. The large products are cuBLASLt's, the rest is our own.
  *
  * gram: rows in chunks, a batch of products with a partial result each; they are added up afterwards. */
-#include "../../runtime/choices.h"
-#include "../../runtime/cuda/convplan.h"
 #include "../../runtime/cuda/product.h"
 #include "../layers.h"
-#include "kernels.h"
+#include "narrow.h"
 
-#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { Z_Y, Z_DY, Z_DY2 };                                               /* in of norm.dz */
 enum { G_A, G_B };                                                       /* in of gram */
@@ -290,9 +286,10 @@ static void release_dgrad(dnri_cuda_op *s)
     free(s->own);
 }
 
-static dnr_status run_pair(dnri_cuda *d, const dgrad *q, cudaStream_t stream,
+static dnr_status run_pair(dnri_cuda *d, const void *own, cudaStream_t stream,
                            const k_narrow_args *z, void *workspace)
 {
+    const dgrad *q = own;
     const size_t half = (size_t)z->n * dnri_dtype_size((dnr_dtype)z->type);
     dnri_product_at at = {.a = z->a[1],
                           .b = z->b[1],
@@ -329,60 +326,6 @@ static dnr_status run_dgrad(dnri_cuda_op *s)
         return run_pair(s->dev, s->own, s->stream, &a, s->at.workspace);
     k_narrow(s->stream, &a);
     return DNR_OK;
-}
-
-/* The two ways as they are timed: operands lie in the tuner's memory one after the other. */
-typedef struct contest {
-    dnri_cuda *d;
-    const dgrad *pair; /* NULL: our own */
-    k_narrow_args a;
-    size_t at[6]; /* of a, wa, m, c, da, workspace; dz comes first */
-    bool failed;
-} contest;
-
-static void time_dgrad(void *ctx, cudaStream_t s, void *memory)
-{
-    contest *c = ctx;
-    char *at = memory;
-    k_narrow_args *a = &c->a;
-    a->a[0] = at;
-    a->a[1] = at + c->at[0];
-    a->b[0] = at + c->at[1];
-    a->b[1] = at + c->at[2];
-    a->halves = at + c->at[3];
-    a->d = at + c->at[4];
-    if (!c->pair)
-        k_narrow(s, a);
-    else if (!c->failed && run_pair(c->d, c->pair, s, a, at + c->at[5]) != DNR_OK)
-        c->failed = true;
-}
-
-static dnr_status own_is_faster(dnri_cuda *d, const k_narrow_args *a, const dgrad *pair,
-                                size_t workspace, bool *own)
-{
-    const int64_t c = a->n, k = a->depth[0], size = (int64_t)dnri_dtype_size((dnr_dtype)a->type);
-    const int64_t elements[] = {a->rows * k, a->rows * c, k * c, c * c, 2 * c, a->rows * c};
-    char key[160], text[64];
-    contest q = {.d = d, .a = *a};
-    float us[2];
-    snprintf(key, sizeof key, "algbn.dgrad %s rows%lld k%lld c%lld workspace%zu",
-             dnri_dtype_name((dnr_dtype)a->type), (long long)a->rows, (long long)k, (long long)c,
-             workspace);
-    const char *known = d->choices ? dnri_choices_get(d->choices, key) : NULL;
-    if (known) {
-        *own = strncmp(known, "own", 3) == 0;
-        return DNR_OK;
-    }
-    for (int i = 0; i < 6; i++)
-        q.at[i] = (i ? q.at[i - 1] : 0) + up((size_t)(elements[i] * size));
-    for (int i = 0; i < 2; i++) {
-        q.pair = i ? pair : NULL;
-        DNR_TRY(dnri_cuda_time(d, a->type, q.at[5] + workspace, time_dgrad, &q, &us[i]));
-    }
-    *own = us[0] < us[1] || q.failed;
-    snprintf(text, sizeof text, "%s us %.3f, not %.3f", *own ? "own" : "pair",
-             (double)us[*own ? 0 : 1], (double)us[*own ? 1 : 0]);
-    return d->choices && us[0] < FLT_MAX ? dnri_choices_set(d->choices, key, text) : DNR_OK;
 }
 
 /* Two products of cuBLASLt's. */
@@ -438,8 +381,10 @@ static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op
         DNR_TRY(choose_pair(dev, g, op, o, &pair));
         workspace = larger(dnri_product_workspace(pair.of_a), dnri_product_workspace(pair.of_dz));
     }
+    const dnri_narrow_contest contest = {
+        .name = "algbn.dgrad", .a = a, .rival = run_pair, .own = &pair, .workspace = workspace};
     if (takes && timed)
-        DNR_TRY(own_is_faster(d, &a, &pair, workspace, &own));
+        DNR_TRY(dnri_narrow_wins(d, &contest, &own));
     if (!own)
         return lower_pair(dev, g, op, &pair, workspace, out);
     return dnri_cuda_lower(dev, g, op, run_dgrad, 1, "k_narrow", out, NULL);

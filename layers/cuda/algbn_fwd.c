@@ -1,11 +1,11 @@
 /* algbn_fwd.c: algebraic batch norm forwards: statistics, folding, and the join with the residual as one product. */
 #include "../../runtime/cuda/product.h"
 #include "../layers.h"
-#include "kernels.h"
+#include "narrow.h"
 
 enum { S_GRAM, S_SUM_A, S_A, S_W, S_MEAN, S_VAR, S_HEADER }; /* in of algbn.stats */
 enum { F_W, F_SUM_A, F_GAMMA, F_BETA, F_INVSTD };            /* in of algbn.fold */
-enum { J_A, J_WF, J_SHIFT, J_RESIDUAL };                     /* in of algbn.join */
+enum { J_A, J_WF, J_SHIFT, J_RESIDUAL, J_LOW };              /* in of algbn.join */
 
 static int64_t rows_of(const dnr_desc *x)
 {
@@ -59,7 +59,8 @@ static dnr_status run_fold(dnri_cuda_op *s)
                                  .beta = s->at.in[F_BETA],
                                  .invstd = s->at.in[F_INVSTD],
                                  .wf = s->at.out[0],
-                                 .shift = s->at.out[1]};
+                                 .shift = s->at.out[1],
+                                 .low = s->op.n_out > 2 ? s->at.out[2] : NULL};
     k_algbn_fold(s->stream, &a);
     return DNR_OK;
 }
@@ -72,7 +73,8 @@ static dnr_status lower_fold(dnr_device *dev, const dnr_graph *g, const dnri_op 
 
 /* ---------------------------------------------------------------- algbn.join */
 
-/* 16 bits: one pass of our own, since cuBLASLt would take a shift of 16 bits alone. */
+/* In 16 bits a pass of our own, or a product of cuBLASLt's, whose epilogue adds a rounded shift and makes the same mask
+ * (as nvmath-python's tests describe it: bit i mod 8 of byte ⌊i/8⌋ of a column is row i's). */
 static k_narrow_args join_args(const dnri_cuda *d, const dnr_desc *a, const dnr_desc *wf)
 {
     return (k_narrow_args){.type = (int)a->dtype,
@@ -98,16 +100,54 @@ static dnr_status run_join(dnri_cuda_op *s)
     return DNR_OK;
 }
 
-/* fp32: a product of cuBLASLt's. */
-static dnr_status run_join_wide(dnri_cuda_op *s)
+static dnr_status run_join_product(dnri_cuda_op *s)
 {
     const dnri_product_at at = {.a = s->at.in[J_A],
                                 .b = s->at.in[J_WF],
                                 .c = s->at.in[J_RESIDUAL],
-                                .bias = s->at.in[J_SHIFT],
+                                .bias = s->at.in[J_LOW] ? s->at.in[J_LOW] : s->at.in[J_SHIFT],
                                 .d = s->at.out[0],
+                                .mask = s->op.n_out > 1 ? s->at.out[1] : NULL,
                                 .workspace = s->at.workspace};
     return dnri_product_run(s->dev, s->own, s->stream, &at);
+}
+
+static dnr_status run_rival(dnri_cuda *d, const void *own, cudaStream_t stream,
+                            const k_narrow_args *a, void *workspace)
+{
+    const dnri_product_at at = {.a = a->a[0],
+                                .b = a->b[0],
+                                .c = a->residual,
+                                .bias = a->halves,
+                                .d = a->d,
+                                .mask = a->mask,
+                                .workspace = workspace};
+    return dnri_product_run(d, own, stream, &at);
+}
+
+/* cuBLASLt's product in 16 bits, where it is there and faster, else NULL. It is another one with a mask than without, and
+ * recomputation does without: so that it changes no bit, deterministic runs take our own. */
+static dnr_status choose_join(dnri_cuda *d, const dnri_op *op, const dnri_product_spec *z,
+                              const k_narrow_args *a, const dnri_lower_opts *o,
+                              const dnri_product **out)
+{
+    dnri_narrow_contest c = {
+        .name = "algbn.join", .a = *a, .residual = z->add, .mask = z->mask, .rival = run_rival};
+    bool own = true;
+    c.a.relu = z->relu;
+    *out = NULL;
+    if (o->deterministic || op->in[J_LOW] < 0 || (z->mask && z->n % 128))
+        return DNR_OK;
+    DNR_TRY(dnri_product_choose(d, z, o, out));
+    c.own = *out;
+    c.workspace = dnri_product_workspace(*out);
+    if (!dnri_product_is_direct(*out)) {
+        own = false;
+        if (o->benchmark && !d->paper)
+            DNR_TRY(dnri_narrow_wins(d, &c, &own));
+    }
+    *out = own ? NULL : *out;
+    return DNR_OK;
 }
 
 static dnr_status lower_join(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
@@ -122,18 +162,21 @@ static dnr_status lower_join(dnr_device *dev, const dnr_graph *g, const dnri_op 
                                  .out = a->dtype,
                                  .bias = 1,
                                  .add = op->in[J_RESIDUAL] >= 0,
-                                 .relu = ((const dnri_algbn_join_attr *)op->attr)->relu};
+                                 .relu = ((const dnri_algbn_join_attr *)op->attr)->relu,
+                                 .mask = op->n_out > 1};
+    dnri_cuda *d = dnri_cuda_of(dev);
+    const k_narrow_args args = join_args(d, a, wf);
     const dnri_product *p;
     dnri_cuda_op *s;
-    if (a->dtype != DNR_F32) {
-        DNR_TRY(dnri_cuda_lower(dev, g, op, run_join, 1, "k_narrow", out, NULL));
-        out->in_place = true;
-        return DNR_OK;
-    }
-    DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, o, &p));
-    DNR_TRY(dnri_cuda_lower(dev, g, op, run_join_wide, 1, dnri_product_impl(p), out, &s));
+    if (a->dtype == DNR_F32)
+        DNR_TRY(dnri_product_for(d, op, &z, o, &p));
+    else
+        DNR_TRY(choose_join(d, op, &z, &args, o, &p));
+    DNR_TRY(dnri_cuda_lower(dev, g, op, p ? run_join_product : run_join, 1,
+                            p ? dnri_product_impl(p) : "k_narrow", out, &s));
     s->own = (void *)p; /* the device's */
-    out->workspace = dnri_product_workspace(p);
+    out->in_place = true;
+    out->workspace = p ? dnri_product_workspace(p) : 0;
     return DNR_OK;
 }
 

@@ -125,8 +125,13 @@ template <class T> __global__ void __launch_bounds__(256) k_algbn_fold_kernel(k_
 #pragma unroll
     for (int i = 16; i > 0; i /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, i);
-    if (lane == 0)
-        a.shift[k] = (float)(a.beta[k] - sum / (double)a.rows);
+    if (lane > 0)
+        return;
+    a.shift[k] = (float)(a.beta[k] - sum / (double)a.rows);
+    if (a.low) {
+        const T low = k_type<T>::store(a.shift[k]);
+        ((T *)a.low)[k] = k_type<T>::load(low) == 0 ? k_type<T>::store(-0x1p-24f) : low;
+    }
 }
 
 /* ---------------------------------------------------------------- launches */

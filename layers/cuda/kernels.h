@@ -151,6 +151,7 @@ typedef struct k_algbn_fold_args {
     const float *sum_a, *gamma, *beta, *invstd;
     void *wf;
     float *shift;
+    void *low; /* of `type`, [k]; or NULL */
 } k_algbn_fold_args;
 void k_algbn_fold(cudaStream_t s, const k_algbn_fold_args *a);
 

@@ -93,19 +93,28 @@ static dnr_status describe(dnri_product *p)
     DNRI_CUBLAS(
         cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
         "describing a product");
-    const cublasLtEpilogue_t e = z->bias && z->relu ? CUBLASLT_EPILOGUE_RELU_BIAS
-                                 : z->bias          ? CUBLASLT_EPILOGUE_BIAS
-                                 : z->relu          ? CUBLASLT_EPILOGUE_RELU
-                                                    : CUBLASLT_EPILOGUE_DEFAULT;
+    const cublasLtEpilogue_t e =
+        z->bias && z->relu ? z->mask ? CUBLASLT_EPILOGUE_RELU_AUX_BIAS : CUBLASLT_EPILOGUE_RELU_BIAS
+        : z->bias          ? CUBLASLT_EPILOGUE_BIAS
+        : z->relu          ? z->mask ? CUBLASLT_EPILOGUE_RELU_AUX : CUBLASLT_EPILOGUE_RELU
+                           : CUBLASLT_EPILOGUE_DEFAULT;
     DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &e, sizeof e),
                 "describing what follows a product");
-    if (z->bias) {
-        /* stands for the bias until a run brings it: the choice of an algorithm looks at its alignment, which for a
-         * part of a vector is that of one access */
-        const void *somewhere = (const void *)(uintptr_t)(DNRI_PARAM_ALIGN * 2 + 16);
-        DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                   &somewhere, sizeof somewhere),
+    /* These stand for bias and mask until a run brings them: the choice of an algorithm looks at their alignment, which
+     * for a part of a vector is that of one access. */
+    const void *part = (const void *)(uintptr_t)(DNRI_PARAM_ALIGN * 2 + 16);
+    void *whole = (void *)(uintptr_t)(DNRI_PARAM_ALIGN * 2);
+    if (z->bias)
+        DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &part,
+                                                   sizeof part),
                     "describing a bias");
+    if (z->mask) {
+        DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                                   &whole, sizeof whole),
+                    "describing a mask");
+        DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
+                                                   &z->n, sizeof z->n),
+                    "describing a mask");
     }
     DNR_TRY(layout(&p->a, z->in, z->b_t ? z->l : z->n, z->b_t ? z->n : z->l, batch(z), z->step_b));
     DNR_TRY(layout(&p->b, z->in, z->a_t ? z->m : z->l, z->a_t ? z->l : z->m, batch(z), z->step_a));
@@ -185,6 +194,10 @@ dnr_status dnri_product_run(dnri_cuda *d, const dnri_product *p, cudaStream_t s,
         DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                    &at->bias, sizeof at->bias),
                     "giving the bias");
+    if (z->mask)
+        DNRI_CUBLAS(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                                   &at->mask, sizeof at->mask),
+                    "giving the mask");
     DNRI_CUBLAS(cublasLtMatmul(d->lt, p->op, &one, at->b, p->a, at->a, p->b, &beta, c, p->d, at->d,
                                p->d, &p->algo, at->workspace, p->workspace, s),
                 "multiplying %lld x %lld by %lld x %lld", (long long)z->m, (long long)z->l,
@@ -212,7 +225,7 @@ static void take(dnri_product *p, const cublasLtMatmulHeuristicResult_t *r)
 typedef struct contest {
     dnri_cuda *d;
     const dnri_product *p;
-    size_t b, out, bias, workspace; /* where they begin */
+    size_t b, out, bias, mask, workspace; /* where they begin */
     bool failed;
 } contest;
 
@@ -224,6 +237,7 @@ static void time_candidate(void *ctx, cudaStream_t s, void *memory)
                                    .b = at + c->b,
                                    .d = at + c->out,
                                    .bias = at + c->bias,
+                                   .mask = at + c->mask,
                                    .workspace = at + c->workspace};
     if (!c->failed && dnri_product_run(c->d, c->p, s, &where) != DNR_OK)
         c->failed = true;
@@ -245,7 +259,8 @@ static dnr_status fastest(dnri_cuda *d, dnri_product *p, const cublasLtMatmulHeu
     c.b = extent(z->m * z->l, batch(z), z->step_a, z->in);
     c.out = c.b + extent(z->l * z->n, batch(z), z->step_b, z->in);
     c.bias = c.out + extent(z->m * z->n, batch(z), z->step_d, z->out);
-    c.workspace = c.bias + extent(z->n, 1, 0, z->out);
+    c.mask = c.bias + extent(z->n, 1, 0, z->out);
+    c.workspace = c.mask + (z->mask ? extent(z->m * z->n / 8, 1, 0, DNR_U8) : 0);
     *shortest = FLT_MAX;
     for (int i = 0; i < n; i++) {
         float us;
@@ -265,15 +280,15 @@ static dnr_status fastest(dnri_cuda *d, dnri_product *p, const cublasLtMatmulHeu
 static void key_of(const dnri_product *p, char key[256])
 {
     const dnri_product_spec *z = &p->spec;
-    snprintf(key, 256,
-             "product %s%s %s m%lld n%lld l%lld%s%s%s%s%s batch%lld steps%lld,%lld,%lld align%lld "
-             "cap%zu",
-             z->tf32 ? "tf32 " : "", dnri_dtype_name((dnr_dtype)z->in),
-             dnri_dtype_name((dnr_dtype)z->out), (long long)z->m, (long long)z->n, (long long)z->l,
-             z->a_t ? " a_t" : "", z->b_t ? " b_t" : "", z->bias ? " bias" : "",
-             z->add ? " add" : "", z->relu ? " relu" : "", (long long)batch(z),
-             (long long)z->step_a, (long long)z->step_b, (long long)z->step_d, (long long)z->align,
-             p->cap);
+    snprintf(
+        key, 256,
+        "product %s%s %s m%lld n%lld l%lld%s%s%s%s%s%s batch%lld steps%lld,%lld,%lld align%lld "
+        "cap%zu",
+        z->tf32 ? "tf32 " : "", dnri_dtype_name((dnr_dtype)z->in),
+        dnri_dtype_name((dnr_dtype)z->out), (long long)z->m, (long long)z->n, (long long)z->l,
+        z->a_t ? " a_t" : "", z->b_t ? " b_t" : "", z->bias ? " bias" : "", z->add ? " add" : "",
+        z->relu ? " relu" : "", z->mask ? " mask" : "", (long long)batch(z), (long long)z->step_a,
+        (long long)z->step_b, (long long)z->step_d, (long long)z->align, p->cap);
 }
 
 /* "us 25.3 algo 4200…": cuBLASLt's own words for an algorithm, which its manual lets one keep for the same version */

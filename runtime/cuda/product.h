@@ -11,11 +11,13 @@ typedef struct dnri_product_spec {
     int64_t a_t, b_t; /* A is stored as [l,m], B as [n,l] */
     int64_t in,
         out; /* dnr_dtype of A and B; of D and the bias. F16 or BF16 in: out is the same or F32 */
-    int64_t tf32;                   /* F32 may be multiplied in TF32 */
-    int64_t bias;                   /* + bias [n] in each row */
-    int64_t add;                    /* + C, or D as it was where the run gives no C */
-    int64_t relu;                   /* of all that */
-    int64_t batch;                  /* so many products of equal shape; 0: one */
+    int64_t tf32;  /* F32 may be multiplied in TF32 */
+    int64_t bias;  /* + bias [n] in each row */
+    int64_t add;   /* + C, or D as it was where the run gives no C */
+    int64_t relu;  /* of all that */
+    int64_t mask;  /* with relu: bit j of a row, of byte j/8, says whether what ReLU had was above 0
+                                     * (a 0 may count as above); n is a multiple of 128. Not of plain loops */
+    int64_t batch; /* so many products of equal shape; 0: one */
     int64_t step_a, step_b, step_d; /* elements from one matrix of the batch to the next */
     int64_t
         align; /* bytes that the addresses of A, B and D are multiples of; 0: those of a tensor */
@@ -36,10 +38,10 @@ const char *dnri_product_impl(const dnri_product *p); /* "cublasLt algo 66 tile 
 bool dnri_product_is_direct(const dnri_product *p);   /* plain loops, slow */
 float dnri_product_us(const dnri_product *p);         /* FLT_MAX: it was not timed */
 
-/* `bias` and `c`: NULL where the spec has none. */
+/* `bias`, `c` and `mask`: NULL where the spec has none. */
 typedef struct dnri_product_at {
     const void *a, *b, *c, *bias;
-    void *d, *workspace;
+    void *d, *mask, *workspace;
 } dnri_product_at;
 dnr_status dnri_product_run(dnri_cuda *d, const dnri_product *p, cudaStream_t s,
                             const dnri_product_at *at);

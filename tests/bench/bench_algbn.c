@@ -225,10 +225,14 @@ static void build_join(bench *b)
     const dnri_algbn_join_attr attr = {b->l->join};
     dnr_tid in[] = {leaf(b, image(b, c), 1, 0.5),
                     leaf(b, dnri_desc4(b->r.num.compute, k, 1, 1, c), 0.1, 0),
-                    leaf(b, dnri_desc1(b->r.num.master, k), 0.3, 0), DNRI_NONE};
+                    leaf(b, dnri_desc1(b->r.num.master, k), 0.3, 0), DNRI_NONE, DNRI_NONE};
     if (b->l->join)
         in[3] = leaf(b, image(b, k), 1, 0);
-    emit(b, &dnri_def_algbn_join, &attr, sizeof attr, 4, in, mask ? 2 : 1);
+    if (size_of(b) == 2) { /* the shift again */
+        in[4] = leaf(b, dnri_desc1(b->r.num.compute, k), 0.3, 0);
+        b->v[b->n_leaves - 1].salt = b->v[2].salt;
+    }
+    emit(b, &dnri_def_algbn_join, &attr, sizeof attr, 5, in, mask ? 2 : 1);
     b->bytes = (double)(b->m * (c + (b->l->join ? 2 : 1) * k)) * size_of(b) +
                (mask ? (double)(b->m * k) / 8 : 0);
     b->flops = 2.0 * (double)(b->m * c * k);

@@ -156,6 +156,8 @@ static void fold(const ref_step *s)
             wf[k * C + j] = gamma[k] * invstd[k] * w[k * C + j];
         shift[k] = beta[k] - ref_dot(wf + k * C, sum_a, C) / M;
     }
+    for (int64_t k = 0; s->op.n_out > 2 && k < K; k++)
+        ((double *)s->at.out[2])[k] = shift[k] == 0 ? -0x1p-24 : shift[k];
 }
 
 static void join(const ref_step *s)
