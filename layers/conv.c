@@ -67,12 +67,29 @@ static dnr_status wgrad_infer(dnr_graph *g, dnri_op *op)
 {
     const dnri_conv_attr *a = conv_attr(op);
     const dnr_desc x = *dnri_desc(g, op->in[0]), dy = *dnri_desc(g, op->in[1]);
-    const dnr_dtype master = dnri_graph_numerics(g)->master;
+    const bool narrow = op->out[0] >= 0 && dnri_desc(g, op->out[0])->dtype == x.dtype;
+    const dnr_dtype type = narrow ? x.dtype : dnri_graph_numerics(g)->master;
     int64_t p, q, k = a->kernel;
     DNR_TRY(dnri_window(op->name, a->kernel, a->stride, a->pad, a->h, a->w, &p, &q));
     DNR_TRY(dnri_want(g, op, 0, "x", dnri_desc4(x.dtype, x.dim[0], a->h, a->w, x.dim[3])));
     DNR_TRY(dnri_want(g, op, 1, "dy", dnri_desc4(x.dtype, x.dim[0], p, q, dy.dim[3])));
-    return dnri_out(g, op, 0, dnri_desc4(master, dy.dim[3], k, k, x.dim[3]), "dw");
+    return dnri_out(g, op, 0, dnri_desc4(type, dy.dim[3], k, k, x.dim[3]), "dw");
+}
+
+static dnr_status widen_infer(dnr_graph *g, dnri_op *op)
+{
+    const dnri_numerics *num = dnri_graph_numerics(g);
+    if (op->n_in != op->n_out)
+        return DNR_FAIL(DNR_EUSAGE, "give grad.widen a gradient for each tensor",
+                        "%s: %d tensors, %d gradients", op->name, op->n_in, op->n_out);
+    for (int k = 0; k < op->n_in; k++) {
+        dnr_desc d = *dnri_desc(g, op->in[k]);
+        d.dtype = num->compute;
+        DNR_TRY(dnri_want(g, op, k, "dw", d));
+        d.dtype = num->master;
+        DNR_TRY(dnri_out(g, op, k, d, "dw"));
+    }
+    return DNR_OK;
 }
 
 /* wgrad comes first: it is the last reader of x. */
@@ -121,3 +138,4 @@ const dnri_op_def dnri_def_conv_dgrad = {
     .name = "conv.dgrad", .infer = dgrad_infer, .flops = dgrad_flops};
 const dnri_op_def dnri_def_conv_wgrad = {
     .name = "conv.wgrad", .infer = wgrad_infer, .flops = wgrad_flops};
+const dnri_op_def dnri_def_grad_widen = {.name = "grad.widen", .infer = widen_infer};

@@ -136,5 +136,7 @@ dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *
         DNR_TRY(dnri_fuse_masks(g, dev));
     if (o->fusion == DNR_FUSION_D2 || o->fusion == DNR_FUSION_D3)
         DNR_TRY(dnri_fuse_algbn(g, dev, o->algbn_rows ? o->algbn_rows : ALGBN_ROWS));
-    return o->fusion == DNR_FUSION_D3 ? dnri_fuse_algbn_forward(g, dev) : DNR_OK;
+    if (o->fusion == DNR_FUSION_D3)
+        DNR_TRY(dnri_fuse_algbn_forward(g, dev));
+    return dnri_fuse_widen(g, dev, o->bucket_bytes);
 }

@@ -37,6 +37,10 @@ dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev);
  * activations. */
 dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev);
 
+/* The weight gradients of conv.wgrad stay in the compute type, and a grad.widen behind as many layers as it takes, and as
+ * one communication bucket of `bucket_bytes` (0: the default) has, casts them at once; where the device has that. */
+dnr_status dnri_fuse_widen(dnr_graph *g, dnr_device *dev, size_t bucket_bytes);
+
 /* Algebraic batch norm (layers.h): behind a 1×1 convolution without padding that widens, norm.bwd, conv.wgrad and
  * conv.dgrad become norm.dz, gram, algbn.coef and algbn.dgrad, where the device has them and x has at least `rows`
  * rows for each of its channels. Then nothing in backward reads x. Where the convolution strides, it needs

@@ -26,8 +26,10 @@ extern const dnri_op_def dnri_def_conv; /* conv.fprop in {x, w}  out {y}  */
  *            after y is rounded */
 extern const dnri_op_def dnri_def_conv_stats;
 extern const dnri_op_def dnri_def_conv_dgrad; /* conv.dgrad in {dy, w} out {dx} */
-extern const dnri_op_def
-    dnri_def_conv_wgrad; /* conv.wgrad in {x, dy} out {dw: GRAD, master type} */
+/* conv.wgrad in {x, dy} out {dw: GRAD, in the master type; or a tensor in the compute type}
+ * grad.widen in {dw: compute type}, up to DNRI_MAX_OUT of them, out {as many of GRAD}: the same values; what a rewrite
+ *            makes of the casts of several layers */
+extern const dnri_op_def dnri_def_conv_wgrad, dnri_def_grad_widen;
 
 /* ---- conv_act.c: convolutions with an epilogue, and batch norm folded into them; what a rewrite makes of an
  * evaluation.

@@ -16,8 +16,8 @@ typedef struct dnr_graph dnr_graph;
 typedef struct dnri_op dnri_op;
 typedef struct dnri_op_def dnri_op_def;
 
-#define DNRI_MAX_IN  10
-#define DNRI_MAX_OUT 6
+#define DNRI_MAX_IN  24
+#define DNRI_MAX_OUT 24
 #define DNRI_ATTR    96
 
 typedef enum dnri_home { DNRI_ARENA, DNRI_STORE } dnri_home;

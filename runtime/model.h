@@ -25,8 +25,9 @@ dnr_status dnri_model_sync_norms(dnr_graph *g, int ranks);
 typedef struct dnri_fuse_opts {
     dnr_fusion fusion;
     dnr_recompute recompute;
-    bool timed;         /* the plan will time candidates */
-    int64_t algbn_rows; /* see dnri_fuse_algbn; 0 = what pays */
+    bool timed;          /* the plan will time candidates */
+    int64_t algbn_rows;  /* see dnri_fuse_algbn; 0 = what pays */
+    size_t bucket_bytes; /* of communication; 0 = the default */
 } dnri_fuse_opts;
 dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *o);
 

@@ -70,7 +70,8 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
                             &(dnri_fuse_opts){.fusion = sync ? DNR_FUSION_OFF : t->o.fusion,
                                               .recompute = t->o.recompute,
                                               .timed = t->o.benchmark && !t->o.deterministic,
-                                              .algbn_rows = t->extra.algbn_rows}));
+                                              .algbn_rows = t->extra.algbn_rows,
+                                              .bucket_bytes = bucket_bytes(t)}));
     if (sync)
         DNR_TRY(dnri_model_sync_norms(g, t->world));
     DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));

@@ -3,6 +3,7 @@
 #include "rig.h"
 #include "../layers/fuse.h"
 #include "../runtime/model.h"
+#include "../runtime/reduce.h"
 #include "../runtime/rewrite.h"
 
 #include <stdlib.h>
@@ -29,7 +30,7 @@ static void net_open(net *t, const char *name, int side, dnr_fusion fusion, dnr_
     OK(dnri_model_find(name, &model));
     OK(dnri_model_loss(g, model(g, t->x, &o), t->labels, 0.1, 1.0 / BATCH));
     OK(dnri_graph_backward(g));
-    OK(dnri_model_fuse(g, rig_ref, &(dnri_fuse_opts){fusion, recompute, true, 1}));
+    OK(dnri_model_fuse(g, rig_ref, &(dnri_fuse_opts){fusion, recompute, true, 1, 0}));
     OK(dnri_rewrite_recompute(g, recompute));
 }
 
@@ -212,6 +213,67 @@ static void test_mask_limits(void **state)
     dnr_device_close(cpu);
 }
 
+/* All weight gradients of plain convolutions are cast together, those of a bucket behind the last of them, in as few
+ * ops as take them; a device without the cast keeps them as they were. */
+static void test_widen(void **state)
+{
+    static const struct {
+        size_t bucket;
+        int ops;
+    } cases[] = {{0, 8}, {1, 53}, {(size_t)1 << 40, 4}};
+    dnr_device *cpu;
+    OK(dnr_device_open("cpu", &cpu));
+    for (int lacking = 0; lacking < 2; lacking++)
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            const dnr_model_opts o = {.name = "resnet50", .classes = CLASSES};
+            int narrow = 0, wide = 0, cast = 0, ops = 0, n;
+            dnri_bucket *bucket;
+            dnri_model_fn model;
+            rig r;
+            rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
+            const dnr_tid x = rig_leaf(&r, "x", dnri_desc4(DNR_F64, 2, 32, 32, 3));
+            const dnr_tid labels = rig_leaf(&r, "labels", dnri_desc4(DNR_I32, 2, 1, 1, 1));
+            OK(dnri_model_find(o.name, &model));
+            OK(dnri_model_loss(r.g, model(r.g, x, &o), labels, 0, 1));
+            OK(dnri_graph_backward(r.g));
+            OK(dnri_fuse_widen(r.g, lacking ? cpu : rig_ref, cases[i].bucket));
+            OK(dnri_graph_buckets(r.g, cases[i].bucket, &bucket, &n));
+            for (int k = 0; k < dnri_graph_ops(r.g); k++) {
+                const dnri_op *op = dnri_graph_op_c(r.g, k);
+                if (op->def == &dnri_def_conv_wgrad) {
+                    const bool kept = dnri_graph_tensor(r.g, op->out[0])->home == DNRI_ARENA;
+                    narrow += kept;
+                    wide += !kept;
+                }
+                if (op->def != &dnri_def_grad_widen)
+                    continue;
+                ops++;
+                cast += op->n_in;
+                int first = -1;
+                for (int m = 0; m < op->n_in; m++) {
+                    const dnri_tensor *t = dnri_graph_tensor(r.g, op->out[m]);
+                    const int64_t at = dnri_params_at(r.params, t->param)->offset;
+                    int b = 0;
+                    while (at >= bucket[b].offset + bucket[b].count)
+                        b++;
+                    assert_true(first < 0 || first == b);
+                    first = b;
+                    assert_int_equal(dnri_graph_writer(r.g, op->in[m]) < k, 1);
+                }
+            }
+            print_message("%zu bytes a bucket%s: %d ops cast %d gradients\n", cases[i].bucket,
+                          lacking ? ", no cast" : "", ops, cast);
+            assert_int_equal(narrow, lacking ? 0 : 53);
+            assert_int_equal(wide, lacking ? 53 : 0);
+            assert_int_equal(cast, narrow);
+            if (!lacking)
+                assert_int_equal(ops, cases[i].ops);
+            free(bucket);
+            rig_close(&r);
+        }
+    dnr_device_close(cpu);
+}
+
 /* norm.train with sums splits into one with sums; its sums have a value for each channel. */
 static void test_norm_with_sums(void **state)
 {
@@ -243,7 +305,7 @@ int main(void)
         cmocka_unit_test(test_equal),          cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_graph),          cmocka_unit_test(test_limits),
         cmocka_unit_test(test_norm_with_sums), cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_mask_limits),
+        cmocka_unit_test(test_mask_limits),    cmocka_unit_test(test_widen),
     };
     return cmocka_run_group_tests(tests, rig_open_ref, rig_close_ref);
 }

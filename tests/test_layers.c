@@ -61,6 +61,50 @@ static void test_conv(void **state)
     assert_int_equal(bad, 0);
 }
 
+/* Gradients that stay in the compute type, until two layers' are cast at once. */
+static void build_widen(probe *p, const shape *c)
+{
+    const dnri_conv_attr a = {c->kernel, c->stride, c->pad, c->h, c->w};
+    const int64_t P = (c->h + 2 * c->pad - c->kernel) / c->stride + 1;
+    const int64_t Q = (c->w + 2 * c->pad - c->kernel) / c->stride + 1;
+    const dnr_tid x = probe_tensor(p, "x", c->n, c->h, c->w, c->c);
+    const dnr_tid dy = probe_tensor(p, "dy", c->n, P, Q, c->k);
+    dnri_tensor narrow = {.name = "narrow",
+                          .desc = dnri_desc4(probe_compute(p), c->k, c->kernel, c->kernel, c->c),
+                          .param = -1};
+    dnr_tid in[3] = {dnri_graph_new_tensor(probe_graph(p), &narrow),
+                     probe_tensor(p, "a", 3, 1, 5, 7), probe_tensor(p, "b", 64, 3, 3, 64)};
+    dnr_tid out[3] = {DNRI_NONE, DNRI_NONE, DNRI_NONE};
+    probe_emit(p, &dnri_def_conv_wgrad, &a, sizeof a, 2, (dnr_tid[]){x, dy}, 1, in);
+    probe_emit(p, &dnri_def_grad_widen, NULL, 0, 3, in, 3, out);
+    probe_result(p, "grad.widen", "conv.wgrad", out[0], WGRAD, 1);
+    probe_result(p, "grad.widen", "a", out[1], EXACT, 1);
+    probe_result(p, "grad.widen", "b", out[2], EXACT, 1);
+}
+
+static void test_widen(void **state)
+{
+    static const shape cases[] = {
+        {NHWC(2, 8, 8, 16), .k = 32, WINDOW(3, 1, 1)},
+        {NHWC(1, 7, 7, 3), .k = 5, WINDOW(3, 1, 1)}, /* plain loops */
+        {NHWC(2, 7, 7, 64), .k = 128, WINDOW(1, 1, 0)},
+        {NHWC(5, 3, 9, 1), .k = 1, WINDOW(3, 1, 1)},
+    };
+    rig r;
+    dnr_tid y = DNRI_NONE;
+    int bad = 0;
+    rig_open(&r, probe_device, probe_precision, false);
+    const dnr_tid t = rig_leaf(&r, "t", dnri_desc4(r.num.compute, 1, 1, 1, 8));
+    OK(dnri_emit(r.g, &dnri_def_grad_widen, "l", NULL, 0, 1, &t, 1, &y));
+    const bool has = dnri_device_supports(probe_device, r.g, dnri_graph_op_c(r.g, 0));
+    rig_close(&r);
+    assert_int_equal(has, strcmp(probe_device->be->name, "cuda") == 0 &&
+                              dnri_dtype_size(r.num.compute) == 2);
+    for (size_t i = 0; has && i < COUNT(cases); i++)
+        bad += probe_run(build_widen, NULL, &cases[i]);
+    assert_int_equal(bad, 0);
+}
+
 /* The bias is a value that the compute type holds, so that either form of it serves. */
 static void build_conv_act(probe *p, const shape *c)
 {
@@ -548,12 +592,12 @@ static void test_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conv),        cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_norm),        cmocka_unit_test(test_conv_act),
-        cmocka_unit_test(test_fold),        cmocka_unit_test(test_norm_bwd),
-        cmocka_unit_test(test_large_norms), cmocka_unit_test(test_point),
-        cmocka_unit_test(test_pools),       cmocka_unit_test(test_shortcut),
-        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_conv),     cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_norm),     cmocka_unit_test(test_conv_act),
+        cmocka_unit_test(test_widen),    cmocka_unit_test(test_fold),
+        cmocka_unit_test(test_norm_bwd), cmocka_unit_test(test_large_norms),
+        cmocka_unit_test(test_point),    cmocka_unit_test(test_pools),
+        cmocka_unit_test(test_shortcut), cmocka_unit_test(test_loss),
     };
     const int rc = probe_open(argc, argv);
     if (rc)

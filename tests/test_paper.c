@@ -125,11 +125,11 @@ static void test_launches(void **state)
         int remade;            /* norms of which backward makes y again, for want of memory */
         int launches;          /* at most */
     } cases[] = {
-        {DNR_PRECISION_FP16, 32, 4, 48, 48, 0, 350},
-        {DNR_PRECISION_BF16, 32, 0, 52, 48, 0, 350},
-        {DNR_PRECISION_FP16, 64, 10, 42, 42, 0, 362},
-        {DNR_PRECISION_FP16, 128, 24, 28, 28, 0, 390},
-        {DNR_PRECISION_FP16, 256, 36, 16, 16, 2, 414},
+        {DNR_PRECISION_FP16, 32, 4, 48, 48, 0, 300},
+        {DNR_PRECISION_BF16, 32, 0, 52, 48, 0, 300},
+        {DNR_PRECISION_FP16, 64, 10, 42, 42, 0, 312},
+        {DNR_PRECISION_FP16, 128, 24, 28, 28, 0, 340},
+        {DNR_PRECISION_FP16, 256, 36, 16, 16, 2, 366},
         {DNR_PRECISION_TF32, 32, 0, 48, 42, 0, 316},
     };
     if (!dev)

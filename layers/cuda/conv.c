@@ -17,7 +17,7 @@ typedef struct conv {
     const dnri_conv_plan *plan; /* the device's */
     cudnnBackendDescriptor_t pack;
     size_t
-        dw; /* wgrad in 16 bits: bytes of dw in the compute type, at the start of the workspace */
+        dw; /* wgrad in 16 bits whose dw is wanted in fp32: bytes of it in the compute type, at the start of the workspace */
 } conv;
 
 static void release(dnri_cuda_op *s)
@@ -68,10 +68,26 @@ static dnr_status run_cudnn(dnri_cuda_op *s)
     const conv *c = s->own;
     DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
                c->plan->impl);
-    if (c->dw)
-        k_widen(s->stream, (int)s->in[0].dtype, s->dev->sms, s->at.workspace, s->at.out[0],
-                dnri_count(&s->out[0]));
+    if (c->dw) {
+        const k_widen_args w = {
+            (int)s->in[0].dtype, 1, {s->at.workspace}, {s->at.out[0]}, {dnri_count(&s->out[0])}};
+        k_widen(s->stream, &w);
+    }
     run_sums(s);
+    return DNR_OK;
+}
+
+static_assert(DNRI_MAX_IN <= K_WIDEN_MOST, "one launch takes all inputs of an op");
+
+static dnr_status run_widen(dnri_cuda_op *s)
+{
+    k_widen_args w = {.type = (int)s->in[0].dtype, .n = s->op.n_in};
+    for (int i = 0; i < w.n; i++) {
+        w.x[i] = s->at.in[i];
+        w.y[i] = s->at.out[i];
+        w.count[i] = dnri_count(&s->in[i]);
+    }
+    k_widen(s->stream, &w);
     return DNR_OK;
 }
 
@@ -84,7 +100,7 @@ static dnr_status run_direct(dnri_cuda_op *s)
     else if (c->kind == DNRI_DGRAD)
         k_conv_dgrad(s->stream, &c->geometry, in[0], in[1], out);
     else
-        k_conv_wgrad(s->stream, &c->geometry, in[0], in[1], out);
+        k_conv_wgrad(s->stream, &c->geometry, in[0], in[1], (int)s->out[0].dtype, out);
     run_sums(s);
     return DNR_OK;
 }
@@ -180,7 +196,7 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
     dnri_conv_plan *plan, *tried = NULL;
     size_t dw = 0;
     char impl[64];
-    if (kind == DNRI_WGRAD && p.type != DNR_F32) {
+    if (kind == DNRI_WGRAD && dnri_desc(g, op->out[0])->dtype != (dnr_dtype)p.type) {
         dw = (size_t)(p.k * p.kernel * p.kernel * p.c) * dnri_dtype_size((dnr_dtype)p.type);
         dw = (dw + 255) & ~(size_t)255;
         p.workspace_cap = (size_t)p.workspace_cap > dw ? p.workspace_cap - (int64_t)dw : 0;
@@ -273,11 +289,23 @@ static dnr_status lower_wgrad(dnr_device *dev, const dnr_graph *g, const dnri_op
     return lower(DNRI_WGRAD, dev, g, op, o, out);
 }
 
+static bool is_narrow(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return dnri_dtype_size(dnri_desc(g, op->in[0])->dtype) == 2;
+}
+
+static dnr_status lower_widen(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_widen, 1, "k_widen", out, NULL);
+}
+
 const dnri_lowering dnri_cuda_conv[] = {
     {&dnri_def_conv, NULL, lower_fprop},
     {&dnri_def_conv_stats, has_stats, lower_stats},
     {&dnri_def_conv_dgrad, NULL, lower_dgrad},
     {&dnri_def_conv_wgrad, NULL, lower_wgrad},
+    {&dnri_def_grad_widen, is_narrow, lower_widen},
     {0},
 };
 

@@ -1,32 +1,49 @@
-/* conv.cu: widening dw to fp32, and convolutions as plain loops for the shapes that cuDNN does not take. */
+/* conv.cu: widening weight gradients to fp32, and convolutions as plain loops for the shapes that cuDNN does not take. */
 #include "kernels.h"
 
 #include "../../runtime/cuda/vec.cuh"
 
 #define THREADS 256
 
+/* A block has CHUNK elements of one tensor. */
+#define CHUNK (THREADS * 16)
+
+struct widen_args {
+    k_widen_args a;
+    int first[K_WIDEN_MOST + 1]; /* block of each tensor */
+};
+
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    k_widen_kernel(const T *__restrict__ x, float *__restrict__ y, int64_t n)
+__global__ void __launch_bounds__(THREADS) k_widen_kernel(const __grid_constant__ widen_args w)
 {
-    int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t stride = (int64_t)gridDim.x * THREADS, whole = n / 4;
-    for (int64_t i = first; i < whole; i += stride) {
-        float f[4];
-        k_vec<float, 4> v;
-        k_unpack(*(const k_vec<T, 4> *)(x + i * 4), f);
-        k_pack(f, v);
-        k_put(y + i * 4, v);
+    constexpr int N = k_type<T>::wide;
+    int i = 0;
+    while ((int)blockIdx.x >= w.first[i + 1])
+        i++;
+    const int64_t begin = (int64_t)((int)blockIdx.x - w.first[i]) * CHUNK, n = w.a.count[i];
+    const T *x = (const T *)w.a.x[i];
+    float *y = w.a.y[i];
+#pragma unroll
+    for (int u = 0; u < CHUNK / THREADS / N; u++) {
+        const int64_t at = begin + (int64_t)(u * THREADS + (int)threadIdx.x) * N;
+        if (at + N <= n) {
+            float f[N];
+            k_unpack(k_load_last<T, N>(x + at), f);
+            k_put_floats(y + at, f);
+        } else {
+            for (int64_t e = at; e < n; e++)
+                y[e] = k_type<T>::load(x[e]);
+        }
     }
-    for (int64_t i = whole * 4 + first; i < n; i += stride)
-        y[i] = k_type<T>::load(x[i]);
 }
 
-void k_widen(cudaStream_t s, int type, int sms, const void *x, float *y, int64_t n)
+void k_widen(cudaStream_t s, const k_widen_args *a)
 {
-    k_by_type(type, [&](auto t) {
-        using T = decltype(t);
-        k_widen_kernel<T><<<k_blocks(n, THREADS * 4, 8 * sms), THREADS, 0, s>>>((const T *)x, y, n);
+    widen_args w = {*a, {0}};
+    for (int i = 0; i < a->n; i++)
+        w.first[i + 1] = w.first[i] + (int)((a->count[i] + CHUNK - 1) / CHUNK);
+    k_by_type(a->type, [&](auto t) {
+        k_widen_kernel<decltype(t)><<<(unsigned)w.first[a->n], THREADS, 0, s>>>(w);
     });
 }
 
@@ -82,9 +99,9 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* A warp for each weight: lanes share the pixels out and merge in a fixed order. */
-template <class T>
+template <class T, class W>
 __global__ void __launch_bounds__(THREADS)
-    k_wgrad_kernel(k_conv_args a, const T *__restrict__ x, const T *__restrict__ dy, float *dw)
+    k_wgrad_kernel(k_conv_args a, const T *__restrict__ x, const T *__restrict__ dy, W *dw)
 {
     int64_t items = (int64_t)a.k * a.kernel * a.kernel * a.c, pixels = (int64_t)a.n * a.p * a.q;
     int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
@@ -104,7 +121,7 @@ __global__ void __launch_bounds__(THREADS)
         for (int half = 16; half > 0; half /= 2)
             sum += __shfl_down_sync(~0u, sum, half);
         if (lane == 0)
-            dw[it] = sum;
+            dw[it] = k_type<W>::store(sum);
     }
 }
 
@@ -126,12 +143,17 @@ void k_conv_dgrad(cudaStream_t s, const k_conv_args *a, const void *dy, const vo
     });
 }
 
-void k_conv_wgrad(cudaStream_t s, const k_conv_args *a, const void *x, const void *dy, float *dw)
+void k_conv_wgrad(cudaStream_t s, const k_conv_args *a, const void *x, const void *dy, int dw_type,
+                  void *dw)
 {
     unsigned grid =
         k_blocks((int64_t)a->k * a->kernel * a->kernel * a->c, THREADS / 32, 64 * a->sms);
     k_by_type(a->type, [&](auto t) {
         using T = decltype(t);
-        k_wgrad_kernel<T><<<grid, THREADS, 0, s>>>(*a, (const T *)x, (const T *)dy, dw);
+        if (dw_type == a->type)
+            k_wgrad_kernel<T, T><<<grid, THREADS, 0, s>>>(*a, (const T *)x, (const T *)dy, (T *)dw);
+        else
+            k_wgrad_kernel<T, float>
+                <<<grid, THREADS, 0, s>>>(*a, (const T *)x, (const T *)dy, (float *)dw);
     });
 }

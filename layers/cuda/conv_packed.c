@@ -62,7 +62,7 @@ static dnr_status run(dnri_cuda_op *s)
         DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
                    c->plan->impl);
     } else if (c->wgrad) {
-        k_conv_wgrad(s->stream, &c->geometry, s->at.in[0], s->at.in[1], packed);
+        k_conv_wgrad(s->stream, &c->geometry, s->at.in[0], s->at.in[1], DNR_F32, packed);
         w.type = DNR_F32; /* of plain loops' dw */
     } else {
         k_conv_fprop(s->stream, &c->geometry, s->at.in[0], packed, s->at.out[0]);

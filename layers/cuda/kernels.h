@@ -201,8 +201,15 @@ void k_shortcut_bwd(cudaStream_t s, const k_shortcut_args *a, const void *dy, vo
 /* db[j] = Σ dy[i,j] over n rows of k columns */
 void k_column_sum(cudaStream_t s, int type, const void *dy, float *db, int n, int k);
 /* ---- conv.cu */
-/* fp32 from `type`, n elements */
-void k_widen(cudaStream_t s, int type, int sms, const void *x, float *y, int64_t n);
+/* fp32 from `type`: count[i] elements of each of n tensors, in one launch */
+enum { K_WIDEN_MOST = 24 };
+typedef struct k_widen_args {
+    int type, n;
+    const void *x[K_WIDEN_MOST];
+    float *y[K_WIDEN_MOST];
+    int64_t count[K_WIDEN_MOST];
+} k_widen_args;
+void k_widen(cudaStream_t s, const k_widen_args *a);
 /* Weights [k,kernel,kernel,3] of a layer over packed pictures: QUADS [k,m,m,4], m = kernel; BLOCKS [k,m,m,16], whose
  * first block begins `lead` pixels before the window. */
 typedef struct k_packed_args {
@@ -212,14 +219,15 @@ typedef struct k_packed_args {
 void k_pack_weight(cudaStream_t s, const k_packed_args *a, const void *w, void *packed);
 /* dw, fp32, from its packed form in a->type */
 void k_unpack_dw(cudaStream_t s, const k_packed_args *a, const void *packed, float *dw);
-/* Plain loops, for what cuDNN lacks. x [n,h,w,c], w [k,kernel,kernel,c], y [n,p,q,k]; dw is fp32. */
+/* Plain loops, for what cuDNN lacks. x [n,h,w,c], w [k,kernel,kernel,c], y [n,p,q,k]; dw in dw_type. */
 typedef struct k_conv_args {
     int type, sms;
     int n, h, w, c, p, q, k, kernel, stride, pad;
 } k_conv_args;
 void k_conv_fprop(cudaStream_t s, const k_conv_args *a, const void *x, const void *w, void *y);
 void k_conv_dgrad(cudaStream_t s, const k_conv_args *a, const void *dy, const void *w, void *dx);
-void k_conv_wgrad(cudaStream_t s, const k_conv_args *a, const void *x, const void *dy, float *dw);
+void k_conv_wgrad(cudaStream_t s, const k_conv_args *a, const void *x, const void *dy, int dw_type,
+                  void *dw);
 
 /* ---- conv_act.cu: what evaluation has beside convolutions */
 /* y = act(y + bias + residual), rows of c channels; residual may be NULL */

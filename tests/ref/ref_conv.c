@@ -161,6 +161,12 @@ static void conv_wgrad(const ref_step *s)
     }
 }
 
+static void grad_widen(const ref_step *s)
+{
+    for (int k = 0; k < s->op.n_in; k++)
+        memcpy(s->at.out[k], s->at.in[k], dnri_bytes(&s->in[k]));
+}
+
 /* Visits the pixels of y that take one from x: y[row, q, before + c] and x[row', q·stride, c]. */
 static void shortcut(const dnr_desc *x, const dnr_desc *y, int64_t stride, double *to_y,
                      double *to_x, const double *from)
@@ -201,6 +207,7 @@ const ref_row ref_conv_rows[] = {
     {&dnri_def_fold, fold},
     {&dnri_def_conv_dgrad, conv_dgrad},
     {&dnri_def_conv_wgrad, conv_wgrad},
+    {&dnri_def_grad_widen, grad_widen},
     {&dnri_def_shortcut, shortcut_fprop},
     {&dnri_def_shortcut_bwd, shortcut_bwd},
     {NULL, NULL},
