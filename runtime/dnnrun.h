@@ -316,7 +316,8 @@ typedef enum dnr_recompute {
     DNR_RECOMPUTE_STAGE, /* keep only what enters a stage */
     DNR_RECOMPUTE_BLOCK, /* keep only what enters a residual block */
     DNR_RECOMPUTE_CHEAP, /* remake what takes one pass over memory: batch norms without a residual */
-    DNR_RECOMPUTE_AUTO, /* of those the one that costs least and needs no more than recompute_gib */
+    DNR_RECOMPUTE_AUTO, /* of those the one that costs least and needs no more than recompute_gib; of CHEAP no more
+                           than it takes for that */
 } dnr_recompute;
 
 /* How far graphs are fused where the device gains by it. All levels compute the same; all but OFF fold batch norm into

@@ -47,7 +47,8 @@ typedef struct recompute {
     bool *
         needed; /* backward ops or their clones read it; of DNR_RECOMPUTE_CHEAP: any op after forward does */
     dnr_tid *remade; /* its copy made by a clone, or DNRI_NONE */
-    bool *few;       /* DNR_RECOMPUTE_NONE remakes it all the same */
+    size_t bytes;    /* of DNR_RECOMPUTE_NONE: so many are to be remade all the same */
+    bool *few;       /* by tensor: first result of an op that is chosen for that */
     list out;
 } recompute;
 
@@ -232,68 +233,52 @@ static bool is_cheap(const recompute *r, const dnri_op *op)
         large += op->in[k] >= 0 && is_large(dnri_graph_tensor(r->g, op->in[k]));
     if (op->phase != DNRI_FORWARD || !op->def->cheap)
         return false;
-    if (r->mode == DNR_RECOMPUTE_NONE && op->n_out && op->out[0] >= 0 && r->few[op->out[0]])
+    if (op->n_out && op->out[0] >= 0 && r->few[op->out[0]])
         return true;
     return large <= (r->mode == DNR_RECOMPUTE_CHEAP) &&
            (r->mode != DNR_RECOMPUTE_NONE || op->def->spare);
 }
 
-/* Where backward keeps more than FEW_FROM bytes, up to one part in FEW of it is remade without being asked for: the
- * largest results of one pass over one tensor that is kept anyhow. For ResNet-50 that is two or three tensors, and some
- * 0.5 % of the time. */
-#define FEW      40
-#define FEW_FROM 0x1.8p32
-
-static size_t kept_bytes(const recompute *r, dnr_tid t)
+/* What remaking the op as well would save: what backward keeps of its results. 0 where its input would have to be
+ * kept in their place. */
+static size_t remade_bytes(const recompute *r, const dnri_op *op)
 {
-    const dnri_tensor *x = dnri_graph_tensor(r->g, t);
-    return is_large(x) && r->needed[t] ? dnri_bytes(&x->desc) : 0;
-}
-
-/* What remaking the op alone would save. */
-static size_t spared_bytes(const recompute *r, const dnri_op *op)
-{
+    size_t bytes = 0;
     int large = 0;
     if (op->phase != DNRI_FORWARD || !op->def->cheap || op->def->spare)
         return 0;
     for (int k = 0; k < op->n_in; k++)
         if (op->in[k] >= 0 && is_large(dnri_graph_tensor(r->g, op->in[k])) &&
-            (large++ || !kept_bytes(r, op->in[k])))
+            (large++ || !r->needed[op->in[k]]))
             return 0;
-    for (int k = 1; k < op->n_out; k++)
-        if (op->out[k] >= 0 && is_large(dnri_graph_tensor(r->g, op->out[k])))
-            return 0;
-    return op->n_out && op->out[0] >= 0 ? kept_bytes(r, op->out[0]) : 0;
+    for (int k = 0; k < op->n_out; k++)
+        if (op->out[k] >= 0 && is_large(dnri_graph_tensor(r->g, op->out[k])) &&
+            r->needed[op->out[k]])
+            bytes += dnri_bytes(dnri_desc(r->g, op->out[k]));
+    return bytes;
 }
 
+/* Sets `few` for r->bytes at least, or all there is: each pass costs what it saves, so that as few as will do are
+ * best, and little more than is asked for: the smallest that is enough, as long as there is none the largest. */
 static void choose_few(recompute *r)
 {
-    const int n = dnri_graph_ops(r->g);
-    double kept = 0;
-    for (int i = 0; i < n; i++) {
-        const dnri_op *op = dnri_graph_op_c(r->g, i);
-        for (int k = 0; op->phase == DNRI_FORWARD && k < op->n_out; k++)
-            kept += op->out[k] < 0 ? 0 : (double)kept_bytes(r, op->out[k]);
-    }
-    const double most = kept > FEW_FROM ? kept / FEW : 0, least = most / 8;
-    double left = most;
-    for (size_t best = 1;
-         best;) { /* the largest that fits, the first of equals; small ones do not matter */
-        const dnri_op *next = NULL;
+    size_t left = r->bytes, best;
+    do {
+        dnr_tid next = DNRI_NONE;
         best = 0;
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < dnri_graph_ops(r->g); i++) {
             const dnri_op *op = dnri_graph_op_c(r->g, i);
-            const size_t bytes = spared_bytes(r, op);
-            if (bytes > best && (double)bytes >= least && (double)bytes <= left &&
-                !r->few[op->out[0]]) {
+            const size_t bytes = remade_bytes(r, op);
+            if (bytes && !r->few[op->out[0]] &&
+                (best < left ? bytes > best : bytes >= left && bytes < best)) {
                 best = bytes;
-                next = op;
+                next = op->out[0];
             }
         }
-        if (next)
-            r->few[next->out[0]] = true;
-        left -= (double)best;
-    }
+        if (next >= 0)
+            r->few[next] = true;
+        left -= best < left ? best : left;
+    } while (best && left);
 }
 
 /* A clone that makes no more than what is read. */
@@ -333,7 +318,7 @@ static dnr_status walk_cheap(recompute *r)
     }
     for (dnr_tid t = 0; t < dnri_graph_tensors(r->g); t++)
         r->home[t] = OUTSIDE;
-    if (r->mode == DNR_RECOMPUTE_NONE)
+    if (r->bytes)
         choose_few(r);
     for (int i = 0; i < dnri_graph_ops(r->g); i++) {
         const dnri_op *op = dnri_graph_op_c(r->g, i);
@@ -364,13 +349,15 @@ static dnr_status walk_cheap(recompute *r)
 }
 
 /* One pass over the graph. */
-static dnr_status pass(dnr_graph *g, dnr_recompute mode, dnr_status (*over)(recompute *))
+static dnr_status pass(dnr_graph *g, dnr_recompute mode, size_t bytes,
+                       dnr_status (*over)(recompute *))
 {
     dnr_status st;
     int tensors = dnri_graph_tensors(g);
     size_t n = (size_t)tensors + 1;
     recompute r = {.g = g,
                    .mode = mode,
+                   .bytes = bytes,
                    .home = malloc(n * sizeof *r.home),
                    .needed = calloc(n, sizeof *r.needed),
                    .remade = malloc(n * sizeof *r.remade),
@@ -393,8 +380,14 @@ dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode)
 {
     DNR_TRY(dnri_graph_status(g));
     if (mode == DNR_RECOMPUTE_STAGE || mode == DNR_RECOMPUTE_BLOCK)
-        DNR_TRY(pass(g, mode, walk));
-    return pass(g, mode, walk_cheap);
+        DNR_TRY(pass(g, mode, 0, walk));
+    return pass(g, mode, 0, walk_cheap);
+}
+
+dnr_status dnri_rewrite_remake(dnr_graph *g, size_t bytes)
+{
+    DNR_TRY(dnri_graph_status(g));
+    return pass(g, DNR_RECOMPUTE_NONE, bytes, walk_cheap);
 }
 
 /* ---- splitting */

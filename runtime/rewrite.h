@@ -8,10 +8,12 @@
  * segment (block or stage) read clones of the forward tensors, recomputed just before them from
  * what enters the segment, so that memory falls out of lifetimes. Clones have no side effects and
  * give the same bits. DNR_RECOMPUTE_CHEAP clones single ops, each before its first reader; the
- * other modes do so with pictures, which the slot still has (NONE: where they are in two packings), and
- * NONE with a fortieth of what it keeps, where that is much. The segment that backward visits first is
- * left alone: its tensors are still alive then. */
+ * other modes do so with pictures, which the slot still has (NONE: where they are in two packings). The segment that backward visits first is left alone: its tensors are still
+ * alive then. */
 dnr_status dnri_rewrite_recompute(dnr_graph *g, dnr_recompute mode);
+/* DNR_RECOMPUTE_NONE, but ops that DNR_RECOMPUTE_CHEAP would clone are cloned until `bytes` that backward kept are
+ * remade, or all can be. */
+dnr_status dnri_rewrite_remake(dnr_graph *g, size_t bytes);
 
 struct dnri_backend;
 /* Splits every op that the back end does not support, through its def's expand. DNR_EUSAGE where an

@@ -74,7 +74,8 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
                                               .bucket_bytes = bucket_bytes(t)}));
     if (sync)
         DNR_TRY(dnri_model_sync_norms(g, t->world));
-    DNR_TRY(dnri_rewrite_recompute(g, t->o.recompute));
+    DNR_TRY(t->remake ? dnri_rewrite_remake(g, t->remake)
+                      : dnri_rewrite_recompute(g, t->o.recompute));
     if (update.reduced) {
         static const dnr_dtype wire[] = {
             [DNR_REDUCE_F32] = DNR_F32, [DNR_REDUCE_F16] = DNR_F16, [DNR_REDUCE_BF16] = DNR_BF16};
@@ -298,6 +299,11 @@ static dnr_status plan_programs(dnr_trainer *t, bool benchmark)
 
 /* ---- memory.recompute = auto */
 
+static const char *in_part(const dnr_trainer *t)
+{
+    return t->remake ? " in part" : "";
+}
+
 /* A mode that may be taken, and what it needs and costs. */
 typedef struct mode {
     dnr_recompute recompute;
@@ -334,30 +340,58 @@ static dnr_status nothing_fits(dnr_trainer *t, const mode *m, int n, size_t most
         dnr_recompute_name(least->recompute), (double)least->need / 0x1p30);
 }
 
+/* Sets what m->recompute needs and costs. */
+static dnr_status weigh(dnr_trainer *t, mode *m)
+{
+    t->o.recompute = m->recompute;
+    m->cost = 0;
+    DNR_TRY(build_programs(t, t->o.batch, t->o.eval_batch, false, t->program));
+    t->arena_bytes = arena_size(t->program);
+    t->staging_bytes = slot_size(t, t->o.batch, t->o.eval_batch);
+    m->need = needed(t);
+    for (int k = 0; k < DNRI_PROGRAMS; k++)
+        if (t->program[k].plan)
+            m->cost += dnri_plan_recomputed(t->program[k].plan);
+    free_programs(t->program);
+    return DNR_OK;
+}
+
+/* The whole of `cheap` is too much: only as much of it as fits. `m` keeps all, and becomes that. */
+static dnr_status choose_remake(dnr_trainer *t, size_t most, mode *m)
+{
+    size_t before = SIZE_MAX;
+    while (m->need > most && m->need < before) { /* the peak may move: then more */
+        before = m->need;
+        t->remake += m->need - most;
+        DNR_TRY(weigh(t, m));
+    }
+    if (m->need > most)
+        t->remake = 0;
+    return DNR_OK;
+}
+
 /* Settles the mode: of those that fit the one that costs least. */
 static dnr_status choose_recompute(dnr_trainer *t)
 {
     const size_t most = (size_t)(t->o.recompute_gib * 0x1p30);
-    mode m[DNR_RECOMPUTE_AUTO];
+    mode m[DNR_RECOMPUTE_AUTO], none;
     for (int i = 0; i < DNR_RECOMPUTE_AUTO; i++) {
-        t->o.recompute = m[i].recompute = (dnr_recompute)i;
-        m[i].cost = 0;
-        DNR_TRY(build_programs(t, t->o.batch, t->o.eval_batch, false, t->program));
-        t->arena_bytes = arena_size(t->program);
-        t->staging_bytes = slot_size(t, t->o.batch, t->o.eval_batch);
-        m[i].need = needed(t);
-        for (int k = 0; k < DNRI_PROGRAMS; k++)
-            if (t->program[k].plan)
-                m[i].cost += dnri_plan_recomputed(t->program[k].plan);
-        free_programs(t->program);
+        m[i].recompute = (dnr_recompute)i;
+        DNR_TRY(weigh(t, &m[i]));
     }
+    none = m[DNR_RECOMPUTE_NONE];
     qsort(m, DNR_RECOMPUTE_AUTO, sizeof *m, by_cost);
     for (int i = 0; i < DNR_RECOMPUTE_AUTO; i++) {
-        if (m[i].need > most)
+        const mode *take = &m[i];
+        if (take->need > most)
             continue;
-        t->o.recompute = m[i].recompute;
-        dnri_log(DNR_LOG_INFO, "memory.recompute = auto:%g takes %s: %.2f GiB", t->o.recompute_gib,
-                 dnr_recompute_name(m[i].recompute), (double)m[i].need / 0x1p30);
+        if (take->recompute == DNR_RECOMPUTE_CHEAP)
+            DNR_TRY(choose_remake(t, most, &none));
+        take = t->remake ? &none : take;
+        t->o.recompute = take->recompute;
+        dnri_log(DNR_LOG_INFO, "memory.recompute = auto:%g takes %s%s: %.2f GiB",
+                 t->o.recompute_gib, dnr_recompute_name(dnr_trainer_recompute(t)), in_part(t),
+                 (double)take->need / 0x1p30);
         return DNR_OK;
     }
     return nothing_fits(t, m, DNR_RECOMPUTE_AUTO, most);
@@ -489,7 +523,7 @@ static dnr_status explain_json(const dnr_trainer *t, FILE *out)
         t->dev->name, "model", o->model.name, "precision", dnr_precision_name(o->precision),
         "batch", (json_int_t)o->batch, "accumulate", (json_int_t)o->accumulate, "image", o->image,
         "eval_batch", (json_int_t)o->eval_batch, "eval_image", o->eval_image, "recompute",
-        dnr_recompute_name(o->recompute), "hash", hash, "memory", "store",
+        dnr_recompute_name(dnr_trainer_recompute(t)), "hash", hash, "memory", "store",
         (json_int_t)store_size(t), "arena", (json_int_t)t->arena_bytes, "staging",
         (json_int_t)(2 * t->staging_bytes), "programs", programs);
     int failed = !root || json_dumpf(root, out, JSON_INDENT(1) | JSON_REAL_PRECISION(12)) != 0;
@@ -507,12 +541,13 @@ dnr_status dnr_trainer_explain(const dnr_trainer *t, dnr_explain_form form, FILE
         return explain_json(t, out);
     fprintf(
         out,
-        "%s, %s, batch %lld x %lld of %d x %d pixels, recompute %s, on %s\n"
+        "%s, %s, batch %lld x %lld of %d x %d pixels, recompute %s%s, on %s\n"
         "memory: %.1f MiB = store %.1f (weights, gradients, momentum) + arena %.1f (the largest "
         "program's) + staging %.1f\n\n",
         o->model.name, dnr_precision_name(o->precision), (long long)o->batch,
-        (long long)o->accumulate, o->image, o->image, dnr_recompute_name(o->recompute),
-        t->dev->name, (double)(store_size(t) + t->arena_bytes + 2 * t->staging_bytes) / 0x1p20,
+        (long long)o->accumulate, o->image, o->image, dnr_recompute_name(dnr_trainer_recompute(t)),
+        in_part(t), t->dev->name,
+        (double)(store_size(t) + t->arena_bytes + 2 * t->staging_bytes) / 0x1p20,
         (double)store_size(t) / 0x1p20, (double)t->arena_bytes / 0x1p20,
         (double)(2 * t->staging_bytes) / 0x1p20);
     for (int i = 0; i < DNRI_PROGRAMS; i++)
@@ -555,7 +590,7 @@ dnr_precision dnr_trainer_precision(const dnr_trainer *t)
 
 dnr_recompute dnr_trainer_recompute(const dnr_trainer *t)
 {
-    return t->o.recompute;
+    return t->remake ? DNR_RECOMPUTE_CHEAP : t->o.recompute;
 }
 
 const char *dnr_recompute_name(dnr_recompute r)

@@ -54,6 +54,7 @@ struct dnr_trainer {
     dnri_program program[DNRI_PROGRAMS];
     void *arena;
     size_t arena_bytes; /* the largest program's */
+    size_t remake;      /* of dnri_rewrite_remake, with o.recompute NONE; 0: as o.recompute says */
 
     void *staging[2]; /* device copies of slots, filled in turn */
     size_t staging_bytes;

@@ -390,6 +390,31 @@ static void recompute_cheap(void **state)
     done(g);
 }
 
+/* As many clones as make up for the bytes: of equal ones, so many; none twice, and no more than there are. None where
+ * the input would have to be kept for it. */
+static void remake_some(void **state)
+{
+    const size_t each = COUNT * sizeof(double) + N * C; /* y of a clip and its index */
+    for (int kept = 0; kept < 2; kept++)
+        for (int want = 0; want <= 5; want++) {
+            dnr_graph *g = model(2, 2, &center);
+            const int ops = dnri_graph_ops(g), most = !kept ? 0 : want < 4 ? want : 4;
+            int clones = 0;
+            for (int i = 0; kept && i < ops; i++)
+                if (dnri_graph_op(g, i)->def == &clip)
+                    dnri_keep(g, dnri_graph_op(g, i)->in[0]);
+            result before = run(g);
+            assert_int_equal(dnri_rewrite_remake(g, (size_t)want * each - (want > 1)), DNR_OK);
+            result after = run(g);
+            assert_same_result(&before, &after);
+            for (int i = 0; i < dnri_graph_ops(g); i++)
+                clones += dnri_graph_op(g, i)->clone;
+            assert_int_equal(clones, most);
+            assert_int_equal(dnri_graph_ops(g), ops + most);
+            done(g);
+        }
+}
+
 static void recompute_stage(void **state)
 {
     dnr_graph *g = model(3, 2, &center);
@@ -620,11 +645,17 @@ static void buckets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(recompute_block),     cmocka_unit_test(recompute_cheap),
-        cmocka_unit_test(recompute_stage),     cmocka_unit_test(recompute_keeps_what_is_kept),
-        cmocka_unit_test(recompute_none),      cmocka_unit_test(recompute_refuses_side_effects),
-        cmocka_unit_test(split_in_place),      cmocka_unit_test(split_keeps_the_phase),
-        cmocka_unit_test(split_fails_by_name), cmocka_unit_test(buckets),
+        cmocka_unit_test(recompute_block),
+        cmocka_unit_test(recompute_cheap),
+        cmocka_unit_test(remake_some),
+        cmocka_unit_test(recompute_stage),
+        cmocka_unit_test(recompute_keeps_what_is_kept),
+        cmocka_unit_test(recompute_none),
+        cmocka_unit_test(recompute_refuses_side_effects),
+        cmocka_unit_test(split_in_place),
+        cmocka_unit_test(split_keeps_the_phase),
+        cmocka_unit_test(split_fails_by_name),
+        cmocka_unit_test(buckets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

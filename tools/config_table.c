@@ -189,14 +189,15 @@ const cfg_key cfg_keys[] = {
     POSITIVE("memory.fraction", memory.fraction, 1, "0.9", "",
              "Largest share of the device's memory that may be planned. A plan that needs more is "
              "refused before the first step."),
-    STRING("memory.recompute", memory.recompute, "none|stage|block|cheap|auto:<GiB>", "none",
-           "Recompute activations in the backward pass instead of keeping them: `block` keeps what "
-           "enters each residual block, `stage` only what enters each stage; `cheap` remakes only "
-           "what "
-           "takes one pass over memory, batch norms without a residual and the pictures; `auto:10` "
-           "takes of these "
-           "the one that costs least with 10 GiB in all, and says which. Where more than 6 GiB are "
-           "kept, `none` remakes a fortieth of them as `cheap` does. The gradients stay the same."),
+    STRING(
+        "memory.recompute", memory.recompute, "none|stage|block|cheap|auto:<GiB>", "none",
+        "Recompute activations in the backward pass instead of keeping them: `block` keeps what "
+        "enters each residual block, `stage` only what enters each stage; `cheap` remakes only "
+        "what "
+        "takes one pass over memory, batch norms without a residual and the pictures; `auto:10` "
+        "takes of these "
+        "the one that costs least with 10 GiB in all, of `cheap` no more than it takes, and says "
+        "which. The gradients stay the same."),
 
     BOOL("cudnn.benchmark", cudnn.benchmark, "true",
          "Time the candidate implementations of each large convolution and take the fastest, "
