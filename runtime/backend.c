@@ -1,5 +1,6 @@
 /* backend.c: finds, loads and opens back ends. */
 #include "backend.h"
+#include "choices.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -129,8 +130,10 @@ dnr_status dnr_device_open(const char *spec, dnr_device **out)
 
 void dnr_device_close(dnr_device *dev)
 {
+    dnri_choices *choices = dev ? dev->choices : NULL;
     if (dev)
         dev->be->close(dev);
+    dnri_choices_free(choices);
 }
 
 const char *dnr_device_name(const dnr_device *dev)

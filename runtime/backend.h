@@ -10,7 +10,7 @@
 
 #include "graph.h"
 
-#define DNRI_BACKEND_ABI 3
+#define DNRI_BACKEND_ABI 4
 
 typedef enum dnr_lane { DNRI_COMPUTE, DNRI_COPY, DNRI_COMM, DNRI_LANES } dnr_lane;
 #define DNRI_MARKS 8
@@ -48,8 +48,7 @@ typedef struct dnri_lower_opts {
     void *tried_user;
     dnr_lane
         lane; /* where the step may run beside others, if the back end can: its own `lane` says */
-    const char *cache; /* file of choices made by timing (choices.h); NULL: none */
-    dnr_comm *comm;    /* for reduce (reduce.h); NULL: there is none */
+    dnr_comm *comm; /* for reduce (reduce.h); NULL: there is none */
     size_t
         bucket_bytes; /* in which pieces gradients are, or would be, summed over ranks; 0: the default */
 } dnri_lower_opts;
@@ -60,6 +59,8 @@ typedef struct dnri_spare {
     cpu_set_t cpus; /* theirs; none: wherever the thread that made them may run */
 } dnri_spare;
 
+struct dnri_choices;
+
 /* What every device begins with. */
 struct dnr_device {
     const struct dnri_backend *be;
@@ -68,6 +69,8 @@ struct dnr_device {
     dnri_spare spare;
     char unit
         [64]; /* what it is of its host's, such as a PCI address: no two ranks may share it; "": they may */
+    struct dnri_choices *
+        choices; /* made by timing, here or before (choices.h), opened by the engine and kept by it; NULL: none are */
 };
 
 typedef struct dnri_backend {

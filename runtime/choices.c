@@ -60,14 +60,14 @@ dnr_status dnri_choices_open(const char *path, const char *machine, dnri_choices
     *out = NULL;
     if (!c)
         return DNR_FAIL_NOMEM();
-    c->path = strdup(path);
+    c->path = path ? strdup(path) : NULL;
     c->machine = strdup(machine);
     json_t *machines = c->path ? read_machines(path, &c->said) : NULL;
     json_t *known = json_object_get(machines, machine);
     c->known = known ? json_incref(known) : json_object();
     c->fresh = json_object();
     json_decref(machines);
-    if (!c->path || !c->machine || !c->known || !c->fresh) {
+    if ((path && !c->path) || !c->machine || !c->known || !c->fresh) {
         dnri_choices_free(c);
         return DNR_FAIL_NOMEM();
     }
@@ -102,6 +102,24 @@ dnr_status dnri_choices_set(dnri_choices *c, const char *key, const char *text)
     return DNR_OK;
 }
 
+char *dnri_choices_text(const dnri_choices *c)
+{
+    json_t *j = json_pack("{s:s, s:O}", "machine", c->machine, "choices", c->known);
+    char *text = j ? json_dumps(j, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    json_decref(j);
+    return text;
+}
+
+bool dnri_choices_take(dnri_choices *c, const char *text)
+{
+    json_t *j = json_loads(text, 0, NULL), *theirs = json_object_get(j, "choices");
+    const char *machine = json_string_value(json_object_get(j, "machine"));
+    bool good = machine && strcmp(machine, c->machine) == 0 && all_texts(theirs) &&
+                json_object_update(c->known, theirs) == 0;
+    json_decref(j);
+    return good;
+}
+
 /* mkdir -p of what lies above `path`; what it cannot make shows when the file is written. */
 static void make_folders(char *path)
 {
@@ -123,7 +141,7 @@ static dnr_status write_text(const char *path, const char *text)
 
 void dnri_choices_save(dnri_choices *c)
 {
-    if (json_object_size(c->fresh) == 0)
+    if (!c->path || json_object_size(c->fresh) == 0)
         return;
     json_t *machines = read_machines(c->path, &c->said);
     json_t *mine = json_object_get(machines, c->machine);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "choices.h"
 #include "engine_ops.h"
 #include "model.h"
 #include "pins.h"
@@ -108,7 +109,6 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
                              .pins = t->o.pins,
                              .tried = benchmark ? t->extra.tried : NULL,
                              .tried_user = t->extra.tried_user,
-                             .cache = t->o.cache,
                              .comm = t->comm,
                              .bucket_bytes = bucket_bytes(t)};
     dnr_graph *g = dnri_graph_new(t->params, &t->num, training);
@@ -406,6 +406,24 @@ static bool in_doubt(dnr_trainer *t)
     return 800.0 * (double)slot_size(t, t->o.batch, t->o.eval_batch) > (double)free_bytes / 4;
 }
 
+enum { TIMING_S = 900 }; /* for which the others wait for rank 0 */
+
+/* Ranks with devices alike compute alike: rank 0 times implementations, the others take what it chose. */
+static dnr_status plan_timed(dnr_trainer *t)
+{
+    const bool timed = t->o.benchmark && !t->o.deterministic, together = timed && t->world > 1;
+    const bool follows = together && t->comm->rank > 0;
+    if (timed && !t->dev->choices && (together || t->o.cache))
+        DNR_TRY(
+            dnri_choices_open(follows ? NULL : t->o.cache, t->dev->description, &t->dev->choices));
+    if (together)
+        dnri_comm_stage(t->comm, TIMING_S, "timing implementations");
+    if (follows)
+        DNR_TRY(dnri_trainer_share_choices(t));
+    DNR_TRY(plan_programs(t, t->o.benchmark));
+    return together && !follows ? dnri_trainer_share_choices(t) : DNR_OK;
+}
+
 static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
 {
     DNR_TRY(dnri_trainer_options(opts, &t->o));
@@ -432,7 +450,7 @@ static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
         DNR_TRY(plan_programs(t, false));
         free_programs(t->program);
     }
-    DNR_TRY(plan_programs(t, t->o.benchmark));
+    DNR_TRY(plan_timed(t));
     if (t->extra.planned)
         return DNR_OK;
     DNR_TRY(take_memory(t));

@@ -85,6 +85,8 @@ dnr_status dnri_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts,
 /* A step on `accumulate` slots of the caller's (ordinary memory will do; the headers are written); waits
  * for it. */
 dnr_status dnri_trainer_step_on(dnr_trainer *t, void *const *slots, dnr_metrics *out);
+/* Collective: the others take what rank 0's device has chosen by timing, where theirs is like it. */
+dnr_status dnri_trainer_share_choices(dnr_trainer *t);
 /* Takes up a run after its step `state->steps` and that many samples: the next step follows. */
 dnr_status dnri_trainer_go_on(dnr_trainer *t, const dnri_state *state, int64_t samples);
 /* Step `step` (from 0), whose state is `s`, had gradients that are not finite: runs it again op by op, says

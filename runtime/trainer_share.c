@@ -1,8 +1,10 @@
 /* trainer_share.c: what ranks have in common outside a step: equal weights to begin with, one evaluation. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <xxhash.h>
 
+#include "choices.h"
 #include "trainer.h"
 
 enum { CHUNK = 1 << 22 }; /* bytes staged at once where the device has memory of its own */
@@ -23,6 +25,24 @@ static dnr_status share_slab(dnr_trainer *t, dnri_role role, char *chunk, XXH64_
         XXH64_update(sum, chunk, some);
     }
     return DNR_OK;
+}
+
+dnr_status dnri_trainer_share_choices(dnr_trainer *t)
+{
+    dnr_comm *c = t->comm;
+    char *text = c->rank == 0 ? dnri_choices_text(t->dev->choices) : NULL;
+    int64_t bytes = text ? (int64_t)strlen(text) + 1 : 0;
+    if (c->rank == 0 && !text)
+        return DNR_FAIL_NOMEM();
+    dnr_status st = dnri_comm_broadcast(c, "waiting for rank 0's timing", &bytes, sizeof bytes);
+    if (st == DNR_OK && c->rank > 0)
+        st = (text = malloc((size_t)bytes)) ? DNR_OK : DNR_FAIL_NOMEM();
+    if (st == DNR_OK)
+        st = dnri_comm_broadcast(c, "taking rank 0's choices", text, (size_t)bytes);
+    if (st == DNR_OK && c->rank > 0 && !dnri_choices_take(t->dev->choices, text))
+        dnri_log(DNR_LOG_INFO, "%s is not what rank 0 has: it times for itself", t->dev->name);
+    free(text);
+    return st;
 }
 
 /* Counters and position: the other ranks go on where rank 0 stands. */

@@ -171,6 +171,43 @@ static void test_unwritable(void **state)
     memcpy(path, was, sizeof path);
 }
 
+/* Another device takes them, if its machine is the same; they stay in memory. */
+static void test_travels(void **state)
+{
+    unlink(path);
+    dnri_choices *a = open_as("a"), *b = open_as("b"), *mine, *none;
+    OK(dnri_choices_open(NULL, "a", &none));
+    OK(dnri_choices_set(a, "k", "1 \"odd\"\n"));
+    OK(dnri_choices_set(a, "l", "2"));
+    char *text = dnri_choices_text(a);
+    assert_non_null(text);
+    OK(dnri_choices_set(none, "l", "3"));
+    assert_true(dnri_choices_take(none, text));
+    assert_string_equal(dnri_choices_get(none, "k"), "1 \"odd\"\n");
+    assert_string_equal(dnri_choices_get(none, "l"), "2");
+    dnri_choices_save(none); /* nowhere */
+    assert_false(dnri_choices_take(b, text));
+    assert_null(dnri_choices_get(b, "k"));
+    mine = open_as("a");
+    assert_true(dnri_choices_take(mine, text));
+    dnri_choices_save(mine);
+    assert_true(access(path, F_OK) != 0); /* rank 0's are saved by rank 0 */
+    static const char *const bad[] = {"", "{", "[]", "{\"machine\": \"a\"}",
+                                      "{\"machine\": \"a\", \"choices\": {\"k\": 1}}"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_false(dnri_choices_take(mine, bad[i]));
+    for (size_t i = 0; text[i]; i++) { /* cut anywhere */
+        char *cut = strndup(text, i);
+        assert_false(dnri_choices_take(mine, cut));
+        free(cut);
+    }
+    free(text);
+    dnri_choices_free(a);
+    dnri_choices_free(b);
+    dnri_choices_free(mine);
+    dnri_choices_free(none);
+}
+
 /* Several processes write: the file is whole at every moment, and the last of each has all of its own keys. */
 static void test_shared(void **state)
 {
@@ -224,7 +261,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_keeps),      cmocka_unit_test(test_merges),
         cmocka_unit_test(test_damage),     cmocka_unit_test(test_every_byte),
-        cmocka_unit_test(test_unwritable), cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_unwritable), cmocka_unit_test(test_travels),
+        cmocka_unit_test(test_shared),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

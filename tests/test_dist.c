@@ -188,6 +188,44 @@ static void case_refuses_fp16(void **state)
     dnr_comm_close(c, NULL);
 }
 
+static void count_contest(void *user, const dnr_tune_contest *c)
+{
+    *(int *)user += c->n > 0;
+}
+
+/* Rank 0 times implementations, the others take them: the same ones, with no contest of their own. */
+static void case_tunes(void **state)
+{
+    dnr_comm *c = rank_open(30);
+    dnr_trainer_opts o = rank_options(state, c);
+    dnr_device *dev;
+    int contests = 0;
+    uint64_t mine = 0, first;
+    o.deterministic = false;
+    o.benchmark = true;
+    o.model = (dnr_model_opts){.name = "resnet18", .classes = 10, .stem = "cifar"};
+    o.image = 32; /* worth timing */
+    OK(tr_device(state, &dev));
+    bool cpu = strcmp(dev->be->name, "cpu") == 0; /* CUDA times anew what is to be told */
+    dnri_trainer_extra extra = {
+        .planned = true, .tried = cpu ? count_contest : NULL, .tried_user = &contests};
+    for (int times = 0; times < 2; times++) { /* a second trainer on the device finds all chosen */
+        dnr_trainer *t;
+        OK(dnri_trainer_create(dev, &o, &extra, &t));
+        for (int i = 0; i < DNRI_PROGRAMS; i++)
+            if (t->program[i].plan)
+                mine = dnri_plan_choices(t->program[i].plan, mine);
+        dnr_trainer_destroy(t);
+    }
+    first = mine;
+    OK(dnri_comm_broadcast(c, "test", &first, sizeof first));
+    assert_true(mine == first);
+    if (cpu)
+        assert_true(c->rank > 0 ? contests == 0 : contests > 3);
+    dnr_device_close(dev);
+    dnr_comm_close(c, NULL);
+}
+
 /* The ranks' programs run the reductions where they were planned: each bucket once, in order, in `last` alone, the
  * first long before the end of backward, and the wait before the update. */
 static void case_buckets(void **state)
@@ -398,6 +436,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(case_buckets),
     cmocka_unit_test(case_rounds_gradients),
     cmocka_unit_test(case_refuses_fp16),
+    cmocka_unit_test(case_tunes),
     cmocka_unit_test(case_shares),
     cmocka_unit_test(case_stops),
     cmocka_unit_test(case_evaluates),
@@ -472,6 +511,15 @@ static void gradients_may_travel_in_16_bits(void **state)
     }
 }
 
+static void rank_0_tunes_for_all(void **state)
+{
+    if (!getenv("DNR_TEST_DEVICE")) /* ref has one way */
+        return;
+    pass(1, "case_tunes", NULL);
+    pass(2, "case_tunes", NULL);
+    pass(3, "case_tunes", NULL);
+}
+
 static void weights_come_from_rank_0(void **state)
 {
     pass(1, "case_shares", NULL);
@@ -519,6 +567,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(synchronised_ranks_equal_a_large_batch),
         cmocka_unit_test(buckets_are_reduced_in_order),
         cmocka_unit_test(gradients_may_travel_in_16_bits),
+        cmocka_unit_test(rank_0_tunes_for_all),
         cmocka_unit_test(weights_come_from_rank_0),
         cmocka_unit_test(stopping_is_agreed_on),
         cmocka_unit_test(evaluation_is_exact),

@@ -1,5 +1,6 @@
 /* tune.c: times the ways to run an op, and remembers the fastest for others of the same shape. */
 #include "cpu.h"
+#include "../choices.h"
 #include "../pins.h"
 
 #include <stdio.h>
@@ -153,27 +154,70 @@ static dnr_status contest(dnr_device *dev, dnri_way_fn make, const void *what, i
     return DNR_OK;
 }
 
+/* The key as the device's choices have it. */
+static void text_of(const dnri_tune_key *key, char text[512])
+{
+    int at = snprintf(text, 512, "way of");
+    for (size_t i = 0; i < sizeof key->v / sizeof key->v[0]; i++)
+        at += snprintf(text + at, 512 - (size_t)at, " %lld", (long long)key->v[i]);
+}
+
+/* What another rank's device timed: c->way; false where it did not. Only a way that can be made counts. */
+static bool recall(dnr_device *dev, dnri_way_fn make, const void *what, size_t cap, dnri_choice *c)
+{
+    char key[512];
+    dnri_step s = {0};
+    text_of(&c->key, key);
+    const char *text = dev->choices ? dnri_choices_get(dev->choices, key) : NULL;
+    if (!text || sscanf(text, "%d", &c->way) != 1 || make(dev, what, c->way, &s) != DNR_OK ||
+        !s.run)
+        return false;
+    s.drop(s.ctx);
+    return s.workspace <= cap;
+}
+
+static dnr_status remember(dnr_device *dev, const dnri_choice *c)
+{
+    char key[512], way[16];
+    if (!dev->choices)
+        return DNR_OK;
+    text_of(&c->key, key);
+    snprintf(way, sizeof way, "%d", c->way);
+    return dnri_choices_set(dev->choices, key, way);
+}
+
+/* Times the ways on memory of its own. */
+static dnr_status choose(dnr_device *dev, const dnr_graph *g, const dnri_op *op, dnri_way_fn make,
+                         const void *what, int extra, size_t cap, dnri_choice *c)
+{
+    dnri_binding b = {0};
+    dnr_status st = take_tensors(g, op, &b);
+    if (st == DNR_OK)
+        st = contest(dev, make, what, extra, cap, &b, c);
+    give_tensors_back(g, op, &b);
+    for (int i = 0; i < c->n; i++)
+        c->tried[i].implementation = c->impls[i];
+    return st == DNR_OK ? remember(dev, c) : st;
+}
+
 dnr_status dnri_cpu_fastest(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_tune_key *key, dnri_way_fn make, const void *what, int extra,
                             const dnri_lower_opts *o, dnri_step *out)
 {
     dnri_choice *c = find(dnri_cpu_of(dev), key);
     if (!c) {
-        dnri_binding b = {0};
         c = calloc(1, sizeof *c);
         if (!c)
             return DNR_FAIL_NOMEM();
         c->key = *key;
-        dnr_status st = take_tensors(g, op, &b);
-        if (st == DNR_OK)
-            st = contest(dev, make, what, extra, o->workspace_cap, &b, c);
-        give_tensors_back(g, op, &b);
+        c->chosen = -1;
+        dnr_status st = recall(dev, make, what, o->workspace_cap, c)
+                            ? DNR_OK
+                            : choose(dev, g, op, make, what, extra, o->workspace_cap, c);
         if (st != DNR_OK) {
             free(c);
             return st;
         }
-        for (int i = 0; i < c->n; i++)
-            c->tried[i].implementation = c->impls[i];
         c->next = dnri_cpu_of(dev)->choices;
         dnri_cpu_of(dev)->choices = c;
     }

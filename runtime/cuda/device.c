@@ -349,7 +349,6 @@ static void close_device(dnr_device *dev)
         drop_scratch(d);
         dnri_cudnn_drop_plans(d);
         dnri_product_drop_all(d);
-        dnri_choices_free(d->choices);
         if (d->cudnn)
             cudnnDestroy(d->cudnn);
         if (d->lt)
@@ -489,6 +488,7 @@ static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 
 static bool pays(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
+    dnri_cuda_of(dev)->choices = dev->choices;
     return op->def != dnri_cuda_conv_pays.def || dnri_cuda_conv_pays.pays(dev, g, op);
 }
 
@@ -501,8 +501,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         "the CUDA back end has no %s of these types", op->def->name);
     dnri_cuda *d = dnri_cuda_of(dev);
     DNR_TRY(use(d));
-    if (o->cache && !d->choices)
-        DNR_TRY(dnri_choices_open(o->cache, dev->description, &d->choices));
+    d->choices = dev->choices;
     return row->lower(dev, g, op, o, out);
 }
 

@@ -28,7 +28,7 @@ typedef struct dnri_cuda {
     cublasLtHandle_t lt;
     struct dnri_conv_plan *plans;  /* chosen so far: equal convolutions share one */
     struct dnri_product *products; /* likewise */
-    struct dnri_choices *choices;  /* of earlier starts, where the plan names a file */
+    struct dnri_choices *choices;  /* the base's */
     cudaEvent_t clock[2];          /* of the tuner */
     cudaEvent_t *stamps;           /* of profiles */
     int n_stamps;
