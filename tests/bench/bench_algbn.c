@@ -534,7 +534,7 @@ static double run(const char *name, const struct layer *l, void (*build)(bench *
     const int once = dnri_graph_ops(b.r.g);
     for (int i = once; i < 12; i++) { /* and again, on the same tensors */
         const dnri_op op = *dnri_graph_op_c(b.r.g, i % once);
-        dnr_tid out[OPS];
+        dnr_tid out[DNRI_MAX_OUT];
         memcpy(out, op.out, sizeof op.out);
         OK(dnri_emit(b.r.g, op.def, op.name, op.attr, DNRI_ATTR, op.n_in, op.in, op.n_out, out));
     }
