@@ -526,6 +526,23 @@ static void a_signal_stops_cleanly(void **state)
     json_decref(parse(out_text));
 }
 
+/* As where Ctrl-C ends the `tee` behind a run. */
+static void a_closed_pipe_stops_cleanly(void **state)
+{
+    NEEDS_CPU();
+    sh("{ '%s' train quickstart.cfg device=cpu train.epochs=100000 --out piped; echo $? >code; } | "
+       "sed '/^epoch 2/q' >said",
+       tool);
+    char *code = slurp("code");
+    assert_string_equal(code, "75\n");
+    free(code);
+    json_t *list = metrics("piped"), *last = json_array_get(list, json_array_size(list) - 1);
+    assert_string_equal(text_of(last, "event"), "stopped");
+    assert_string_equal(text_of(last, "signal"), "Broken pipe");
+    json_decref(list);
+    assert_int_equal(dnnrun("eval piped"), 0);
+}
+
 static void validation_of_other_classes_is_refused(void **state)
 {
     NEEDS_CPU();
@@ -555,6 +572,7 @@ int main(void)
         cmocka_unit_test(bad_pictures_are_reported),
         cmocka_unit_test(odd_paths),
         cmocka_unit_test(a_signal_stops_cleanly),
+        cmocka_unit_test(a_closed_pipe_stops_cleanly),
         cmocka_unit_test(validation_of_other_classes_is_refused),
     };
     return cmocka_run_group_tests(tests, cli_set_up, cli_tear_down);

@@ -45,6 +45,7 @@ static pid_t start_in(const char *env, const char *args)
              args);
     pid_t pid = fork();
     if (pid == 0) {
+        signal(SIGHUP, SIG_DFL); /* the tests may run under nohup */
         execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         _exit(127);
     }
@@ -167,10 +168,10 @@ static void killed_at_random(void **state)
 
 static void signals_save_all(void **state)
 {
-    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1};
+    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
     NEEDS_CPU();
     undisturbed();
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         struct stat sb = {0};
         sh("rm -rf stopped");
         pid_t pid = start("train " PLAIN "run.log_every=4 run.save_every=0 --out stopped");

@@ -5,8 +5,9 @@
 #include "resume.h"
 #include "rundir.h"
 
-/* Runs to the end, or until any rank gets SIGINT, SIGTERM or SIGUSR1 (checkpoint saved; DNR_STOPPED). `r`: where the
- * trainer goes on, if it does. Rank 0 alone has a run directory; the others' records go nowhere. */
+/* Runs to the end, or until any rank gets SIGINT, SIGTERM, SIGUSR1, SIGHUP (unless ignored) or SIGPIPE: checkpoint saved,
+ * DNR_STOPPED. `r`: where the trainer goes on, if it does. Rank 0 alone has a run directory; the others' records go
+ * nowhere. */
 dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err);
 
 #endif
