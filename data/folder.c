@@ -61,7 +61,10 @@ static dnr_status scan(walk *w, size_t length, const above *up)
             st =
                 DNR_FAIL(DNR_EDATA, "use shorter folder names", "%.1000s…: path too long", w->path);
         else if (stat(w->path, &sb))
-            st = DNR_FAIL(DNR_EDATA, FOLDER_REMEDY, "%s: %s", w->path, strerror(errno));
+            st = errno == ENOENT && !lstat(w->path, &sb)
+                     ? DNR_FAIL(DNR_EDATA, "remove the link, or restore what it points to",
+                                "%s is a link to nothing", w->path)
+                     : DNR_FAIL(DNR_EDATA, FOLDER_REMEDY, "%s: %s", w->path, strerror(errno));
         else if (S_ISDIR(sb.st_mode)) {
             int64_t before = w->x->n;
             st = scan(w, n, &here);
@@ -209,16 +212,18 @@ dnr_status dnri_folder_open(const char *path, const dnr_source_opts *o, dnr_sour
     DNR_GOTO(st, o->class_map ? by_map(w, o->class_map) : scan(w, w->root, NULL));
     if (!w->x->n) {
         st = DNR_FAIL(DNR_EDATA,
-                      "point data.train and data.val at a folder of class folders with pictures",
-                      "%s holds no pictures", path);
+                      "point data.train and data.val at a folder of class folders with pictures; "
+                      "tar shards are named: FOLDER/x-{000000..000009}.tar",
+                      "%s holds no pictures%s%s%s", path, w->ignored ? " (but " : "", w->first,
+                      w->ignored ? " …)" : "");
         goto out;
     }
     if (!o->class_map)
         DNR_GOTO(st, dnri_index_by_folder(w->x));
     if (w->ignored)
-        dnri_log(DNR_LOG_INFO,
-                 "%s: %lld files are not pictures by their names and are left out (%s …)", path,
-                 (long long)w->ignored, w->first);
+        dnri_log(DNR_LOG_INFO, "%s: left out, as no pictures by their names: %lld file%s (%s%s)",
+                 path, (long long)w->ignored, w->ignored > 1 ? "s" : "", w->first,
+                 w->ignored > 1 ? " …" : "");
     dnri_index *x = w->x;
     w->x = NULL;
     st = dnri_index_finish(x, o, out);

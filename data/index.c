@@ -130,8 +130,8 @@ dnr_status dnri_index_by_folder(dnri_index *x)
         if (!slash)
             return DNR_FAIL(
                 DNR_EDATA,
-                "put each picture into a folder named after its class, or give data.class_map "
-                "for a flat folder",
+                "put each picture into a folder named after its class; else a flat folder needs "
+                "data.class_map, and a tar KEY.cls beside each KEY.jpg",
                 "%s%s lies in no class folder", x->base.root, x->text + x->entry[i].name);
         nested = nested && strchr(slash + 1, '/');
     }
@@ -159,7 +159,7 @@ dnr_status dnri_index_by_folder(dnri_index *x)
             "x.tar:train)",
             "%s holds %s, and every picture lies at least one folder deeper: is this the folder "
             "above the class folders?",
-            x->base.root, x->text + place[0]);
+            x->shards ? x->shard[0] : x->base.root, x->text + place[0]);
         goto out;
     }
     if (!(x->base.class_names = calloc(n + 1, sizeof *x->base.class_names))) {
@@ -254,8 +254,8 @@ dnr_status dnri_index_finish(dnri_index *x, const dnr_source_opts *o, dnr_source
                  s->class_names[s->classes - 1]);
         st = DNR_FAIL(
             DNR_EDATA,
-            "set model.classes to the number of class folders, or point data.train and data.val "
-            "at the right folder",
+            "set model.classes to the number of class folders, which data.train and data.val must "
+            "both have",
             "%s has %d class%s (%s), but %d are expected", s->root, s->classes,
             s->classes > 1 ? "es" : "", names, o->classes);
         goto out;

@@ -62,8 +62,16 @@ dnr_status dnr_source_open(const char *path, const dnr_source_opts *opts, dnr_so
         return dnri_synthetic_open(o, out);
     if (folder)
         return dnri_folder_open(path, o, out);
-    if (found || strchr(path, '{') || strstr(path, ".tar:") || ends_with(path, ".tar"))
+    if (found || strchr(path, '{') || strstr(path, ".tar:") ||
+        (ends_with(path, ".tar") && !strpbrk(path, "*?")))
         return dnri_tar_open(path, o, out);
+    if (strstr(path, ".tar.") && strchr(path, ':'))
+        return DNR_FAIL(DNR_EDATA,
+                        "unpack it to a plain .tar first: pictures are read at random places",
+                        "data set %s: only FILE.tar:FOLDER names a folder in an archive", path);
+    if (strpbrk(path, "*?"))
+        return DNR_FAIL(DNR_EDATA, "write a range: x-{000000..000009}.tar",
+                        "data set %s: there is no such file, and patterns are not expanded", path);
     return DNR_FAIL(
         DNR_EDATA,
         "give a folder of class folders, x.tar, x-{000000..000009}.tar, x.tar:FOLDER or synthetic",

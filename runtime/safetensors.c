@@ -214,8 +214,9 @@ static dnr_status read_header(dnri_st_file *f)
     uint64_t length;
 
     if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode))
-        return DNR_FAIL(DNR_EDATA, "name a .safetensors file", "'%s' is not an ordinary file",
-                        f->path);
+        return DNR_FAIL(DNR_EDATA,
+                        "name a .safetensors file, such as RUN/checkpoints/best/model.safetensors",
+                        "'%s' is not an ordinary file", f->path);
     uint64_t size = (uint64_t)st.st_size;
     if (size < sizeof first)
         return DAMAGED(f, "it has only %llu bytes", (unsigned long long)size);

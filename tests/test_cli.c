@@ -75,6 +75,7 @@ static void wrong_usage(void **state)
         {"train bad.cfg", "unknown key optim.learning_rate (bad.cfg:4)", "docs/cfg.md"},
         {"train missing.cfg", "data.train is missing (missing.cfg)", "data.train=FOLDER"},
         {"eval quickstart.cfg", "which weights", "--weights FILE"},
+        {"eval runs/mistyped", "there is no cfg runs/mistyped", "path of a cfg"},
         {"eval quickstart.cfg data.val= --weights x", "data.val is missing", "data.val=FOLDER"},
         {"eval . --weights x", "no resolved.cfg", "folder of a run"},
         {"version x", "version takes no arguments", "leave it out"},

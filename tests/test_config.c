@@ -420,6 +420,25 @@ static void odd_paths(void **state)
     assert_has(err.what, "line break");
 }
 
+static void paths_from_home(void **state)
+{
+    char *home = strdup(getenv("HOME") ? getenv("HOME") : "");
+    setenv("HOME", "/home/me", 1);
+    cfg_init(&c);
+    assert_int_equal(cfg_set(&c, "data.train=~/x.tar:train", &err), DNR_OK);
+    assert_string_equal(c.data.train, "/home/me/x.tar:train");
+    assert_int_equal(read_text("[data]\ntrain = ~/a b\nval = ~\nclass_map = x/~/y\n"), DNR_OK);
+    assert_string_equal(c.data.train, "/home/me/a b");
+    assert_string_equal(c.data.val, "~");
+    assert_string_equal(c.data.class_map, "x/~/y");
+    unsetenv("HOME");
+    assert_int_equal(read_text("[run]\nout = ~/runs\n"), DNR_EUSAGE);
+    assert_has(err.what, "run.out = ~/runs: HOME is not set");
+    if (*home)
+        setenv("HOME", home, 1);
+    free(home);
+}
+
 static void distances(void **state)
 {
     assert_int_equal(tool_distance("", ""), 0);
@@ -487,6 +506,7 @@ int main(void)
         cmocka_unit_test(written_cfgs_read_back),
         cmocka_unit_test(shipped_cfgs_load),
         cmocka_unit_test(odd_paths),
+        cmocka_unit_test(paths_from_home),
         cmocka_unit_test(distances),
         cmocka_unit_test(hostile_text),
     };

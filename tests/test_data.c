@@ -51,8 +51,15 @@ static void bad_folders(void **state)
     FAILS(dnr_source_open("", NULL, &s), DNR_EUSAGE, "no path");
     FAILS(dnr_source_open(rig_path("x"), &(dnr_source_opts){.classes = -1}, &s), DNR_EUSAGE,
           "classes -1");
+    FAILS(dnr_source_open(rig_path("x-*.tar"), NULL, &s), DNR_EDATA, "patterns are not expanded");
+    FAILS(dnr_source_open(rig_path("x.tar.gz:train"), NULL, &s), DNR_EDATA, "only FILE.tar:FOLDER");
     put_dummy(rig_path("none/readme.txt"));
-    FAILS(dnr_source_open(rig_path("none"), NULL, &s), DNR_EDATA, "holds no pictures");
+    FAILS(dnr_source_open(rig_path("none"), NULL, &s), DNR_EDATA,
+          "none holds no pictures (but readme.txt …)");
+    put_dummy(rig_path("linked/a/x.jpg"));
+    assert_int_equal(symlink("gone.jpg", rig_path("linked/a/y.jpg")), 0);
+    FAILS(dnr_source_open(rig_path("linked"), NULL, &s), DNR_EDATA,
+          "linked/a/y.jpg is a link to nothing");
     put_dummy(rig_path("flat/x.jpg"));
     FAILS(dnr_source_open(rig_path("flat"), NULL, &s), DNR_EDATA, "x.jpg lies in no class folder");
     put_dummy(rig_path("hole/a/x.jpg"));

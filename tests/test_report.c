@@ -2,6 +2,7 @@
  * and are then skipped: TensorBoard's own reader ($DNR_TEST_PYTHON, else python3), and Chromium. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #pragma GCC diagnostic ignored "-Wunused-function" /* gcc reports at the file's end: no pop */
@@ -150,7 +151,28 @@ static void wrong_usage(void **state)
     fails(2, "report first none", "none is no run", "dnnrun train");
     fails(2, "report first --json", "report has no option --json", "");
     fails(7, "report first -o none/page.html", "cannot write none/page.html", "-o FILE");
+    fails(7, "report first -o first", "cannot write first: Is a directory", "-o FILE");
+    if (access("/dev/full", W_OK) == 0)
+        fails(7, "report first -o /dev/full", "No space left", "free some space");
     assert_int_not_equal(access("report.html", F_OK), 0);
+}
+
+static void a_page_follows_links_and_pipes(void **state)
+{
+    struct stat sb;
+    NEEDS_CPU();
+    need_runs();
+    assert_int_equal(dnnrun("report first -o plain.html"), 0);
+    sh("mkdir elsewhere && echo old >elsewhere/page.html && ln -s elsewhere/page.html link.html");
+    assert_int_equal(dnnrun("report first -o link.html"), 0);
+    assert_int_equal(lstat("link.html", &sb), 0);
+    assert_true(S_ISLNK(sb.st_mode));
+    assert_int_equal(dnnrun("report first -o /dev/stdout"), 0);
+    char *page = slurp("plain.html"), *linked = slurp("elsewhere/page.html");
+    assert_string_equal(linked, page);
+    assert_string_equal(out_text, page);
+    free(page);
+    free(linked);
 }
 
 /* The browser's name, or NULL where there is none. */
@@ -249,8 +271,11 @@ static void the_curves_are_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(events_are_framed),     cmocka_unit_test(tensorboard_reads_them),
-        cmocka_unit_test(a_page_holds_its_runs), cmocka_unit_test(wrong_usage),
+        cmocka_unit_test(events_are_framed),
+        cmocka_unit_test(tensorboard_reads_them),
+        cmocka_unit_test(a_page_holds_its_runs),
+        cmocka_unit_test(wrong_usage),
+        cmocka_unit_test(a_page_follows_links_and_pipes),
         cmocka_unit_test(the_curves_are_there),
     };
     return cmocka_run_group_tests(tests, cli_set_up, cli_tear_down);

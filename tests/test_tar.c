@@ -289,6 +289,9 @@ static void hostile_tars(void **state)
     rig_tar_add(&t, '0', "1.cls", "3", 1);
     rig_tar_add(&t, '0', "1.cls", "4", 1);
     refuse("1.cls: a second label", &t);
+    rig_tar_add(&t, '0', "train/a/1.jpg", "p", 1);
+    rig_tar_add(&t, '0', "train/b/1.jpg", "p", 1);
+    refuse("bad.tar holds train, and every picture lies", &t);
     rig_tar_add(&t, '0', "x\n\x1b[31m.jpg", "p", 1); /* no control characters in messages */
     refuse("x??[31m.jpg lies in no class folder", &t);
 }

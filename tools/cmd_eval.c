@@ -88,12 +88,12 @@ dnr_status cmd_eval(int argc, char **argv, dnr_error *err)
     }
     TOOL_TRY(st, tool_need_cfg(&a, "eval", err));
     TOOL_TRY(st, resolve_run(&a, cfg_path, weights, err));
+    TOOL_TRY(st, cfg_load(&s.cfg, a.cfg, a.set, a.n_set, err));
     if (!a.weights) {
         st = tool_fail(err, DNR_EUSAGE, "command line", "which weights? A cfg has none");
         tool_remedy(err, "add --weights FILE, or give the folder of a run in place of the cfg");
         goto out;
     }
-    TOOL_TRY(st, cfg_load(&s.cfg, a.cfg, a.set, a.n_set, err));
     TOOL_TRY(st, ranks_open(&s, false, err));
     TOOL_TRY(st, session_open(&s, SESSION_VAL, err));
     TOOL_TRY(st, ranks_compare(&s, err));

@@ -312,7 +312,7 @@ static dnr_status predict_all(prediction *p)
     if (p->bad) {
         st = tool_fail(err, DNR_EDATA, "predict", "%lld of %lld pictures could not be read",
                        (long long)p->bad, (long long)n);
-        tool_remedy(err, "see the warnings above; JPEG, PNG, BMP and GIF files are read");
+        tool_remedy(err, "see the warnings above; JPEG, PNG and BMP files are read");
     }
 out:
     return st;

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,7 +16,7 @@ static const char help[] =
     "  dnnrun report runs/quickstart-20250131-120000 -o report.html\n"
     "  dnnrun report runs/* -o all.html                  several runs overlaid\n"
     "\n"
-    "  -o, --out FILE     the page (report.html)\n"
+    "  -o, --out FILE     the page (report.html); /dev/stdout for a pipe\n"
     "\n"
     "Loss, accuracy, learning rate, loss scale, throughput, where a step's time goes, the map of a "
     "step's memory, the\n"
@@ -114,24 +115,40 @@ static void put_page(const json_t *data, FILE *out)
     fputs(b + sizeof json - 1, out);
 }
 
+/* Is there something at `path` that a rename would replace in place of writing to it: a pipe, a device? */
+static bool is_no_file(const char *path)
+{
+    struct stat sb;
+    return stat(path, &sb) == 0 && !S_ISREG(sb.st_mode);
+}
+
+/* A file appears whole or stays what it was; a link to one stays a link. */
 static dnr_status write_page(const json_t *data, const char *path, dnr_error *err)
 {
-    char temp[CFG_TEXT + 16];
-    snprintf(temp, sizeof temp, "%.1020s.partial", path);
-    FILE *f = fopen(temp, "w");
+    char temp[PATH_MAX + 16];
+    const bool direct = is_no_file(path);
+    char *real = direct ? NULL : realpath(path, NULL); /* NULL: there is none yet */
+    const char *to = real ? real : path;
+    int n = snprintf(temp, sizeof temp, "%s%s", to, direct ? "" : ".partial");
+    errno = ENAMETOOLONG;
+    FILE *f = n < (int)sizeof temp ? fopen(temp, "w") : NULL;
     bool good = f != NULL;
     if (f) {
         put_page(data, f);
         good = !ferror(f);
         good = fclose(f) == 0 && good;
-        good = good && rename(temp, path) == 0;
+        good = good && (direct || rename(temp, to) == 0);
     }
+    const int reason = errno;
+    if (!good && f && !direct)
+        unlink(temp);
+    free(real);
     if (good)
         return DNR_OK;
-    tool_fail(err, DNR_EDISK, "report", "cannot write %.400s: %s", path, strerror(errno));
-    if (f)
-        unlink(temp);
-    return tool_remedy(err, "free some space, or choose another place with -o FILE");
+    tool_fail(err, DNR_EDISK, "report", "cannot write %.400s: %s", path, strerror(reason));
+    return tool_remedy(err, reason == ENOSPC
+                                ? "free some space, or choose another place with -o FILE"
+                                : "choose another place with -o FILE");
 }
 
 dnr_status cmd_report(int argc, char **argv, dnr_error *err)
@@ -162,7 +179,8 @@ dnr_status cmd_report(int argc, char **argv, dnr_error *err)
     for (int i = 0; i < a.n_set; i++)
         TOOL_TRY(st, add_run(runs, a.set[i], err));
     TOOL_TRY(st, write_page(data, path, err));
-    printf("%s: %d run%s\n", path, a.n_set + 1, a.n_set ? "s" : "");
+    if (!is_no_file(path))
+        printf("%s: %d run%s\n", path, a.n_set + 1, a.n_set ? "s" : "");
 out:
     json_decref(data);
     return st;

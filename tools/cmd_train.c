@@ -60,7 +60,8 @@ static void banner(const session *s, const rundir *dir)
         if (!strcmp(cfg_keys[i].name, "optim.schedule"))
             cfg_value(c, &cfg_keys[i], schedule);
     if (c->optim.warmup > 0)
-        snprintf(warmup, sizeof warmup, " after %g epochs of warm-up", c->optim.warmup);
+        snprintf(warmup, sizeof warmup, " after %g epoch%s of warm-up", c->optim.warmup,
+                 c->optim.warmup == 1 ? "" : "s");
     if (c->train.max_steps)
         snprintf(stop, sizeof stop, " (train.max_steps = %lld)", (long long)c->train.max_steps);
     screen_print("dnnrun %s on %s: %s", dnr_version(), dnr_device_name(s->dev),

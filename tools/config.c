@@ -116,7 +116,7 @@ static dnr_status set_reals(const cfg_key *k, cfg_list *list, const char *text, 
     return DNR_OK;
 }
 
-/* "@cfg/x" to the folder of the cfg file. */
+/* "@cfg/x" to the folder of the cfg file; "~/x", which a shell leaves as it is behind "key=", to the user's own. */
 static dnr_status set_path(const cfg *c, const cfg_key *k, char *field, const char *text,
                            const char *where, dnr_error *err)
 {
@@ -128,6 +128,12 @@ static dnr_status set_path(const cfg *c, const cfg_key *k, char *field, const ch
             snprintf(dir, sizeof dir, "%.*s", (int)(slash + 1 - real), real);
         free(real);
         text += 5;
+    } else if (!strncmp(text, "~/", 2)) {
+        const char *home = getenv("HOME");
+        if (!home || !*home)
+            return bad_value(k, text, where, "HOME is not set", err);
+        snprintf(dir, sizeof dir, "%s", home);
+        text += 1;
     }
     if (snprintf(field, CFG_TEXT, "%s%s", dir, text) >= CFG_TEXT)
         return bad_value(k, text, where, "the path is too long", err);

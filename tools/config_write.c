@@ -164,7 +164,8 @@ static const char intro[] =
     "\n"
     "**Paths** are relative to the current folder, as on the command line. One that begins with "
     "`@cfg/` is relative to the\n"
-    "folder of the cfg file. A value in double quotes may hold `#` and `;` after a blank.\n"
+    "folder of the cfg file, one that begins with `~/` to the home folder. A value in double "
+    "quotes may hold `#` and `;` after a blank.\n"
     "\n"
     "**Lists** of numbers are separated by blanks or commas.\n";
 

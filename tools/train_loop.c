@@ -61,7 +61,7 @@ typedef struct loop {
     double last_time, last_wait; /* when the last step was described; the loader's wait then */
     int evals;
     double best; /* top-1 so far; < 0: none */
-    int64_t best_epoch, best_step;
+    int64_t best_step;
     dnr_eval_result last, last_ema;
     int64_t saved; /* step of the last checkpoint; < 0: none */
     double saved_time;
@@ -281,7 +281,6 @@ static dnr_status evaluate(loop *l)
     double top1 = (double)judged->correct1 / (double)judged->images;
     if (top1 > l->best) {
         l->best = top1;
-        l->best_epoch = l->epochs;
         l->best_step = l->seen;
     }
     l->last_time = tool_now(); /* the time of an evaluation is not the next step's */
@@ -328,12 +327,11 @@ static dnr_eval_result eval_of(const json_t *j)
 /* What the loop itself has to remember, so that records go on as if nothing had happened. */
 static char *loop_note(const loop *l)
 {
-    json_t *j = json_pack("{s:f, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:f, s:f}", "best", l->best,
-                          "best_epoch", (json_int_t)l->best_epoch, "best_step",
-                          (json_int_t)l->best_step, "evals", l->evals, "last", eval_json(&l->last),
-                          "last_ema", eval_json(&l->last_ema), "window", sums_json(&l->window),
-                          "recent", sums_json(&l->recent), "seconds", tool_now() - l->started,
-                          "eval_seconds", l->eval_seconds);
+    json_t *j = json_pack("{s:f, s:I, s:i, s:o, s:o, s:o, s:o, s:f, s:f}", "best", l->best,
+                          "best_step", (json_int_t)l->best_step, "evals", l->evals, "last",
+                          eval_json(&l->last), "last_ema", eval_json(&l->last_ema), "window",
+                          sums_json(&l->window), "recent", sums_json(&l->recent), "seconds",
+                          tool_now() - l->started, "eval_seconds", l->eval_seconds);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     return text;
@@ -349,7 +347,6 @@ static dnr_status take_up(loop *l, const resume *r)
     l->epochs = r->samples / l->s->epoch_samples;
     if (j) { /* a checkpoint made by a program of one's own has none */
         l->best = json_real_value(json_object_get(j, "best"));
-        l->best_epoch = json_integer_value(json_object_get(j, "best_epoch"));
         l->best_step = json_integer_value(json_object_get(j, "best_step"));
         l->evals = (int)json_integer_value(json_object_get(j, "evals"));
         l->last = eval_of(json_object_get(j, "last"));
@@ -454,10 +451,10 @@ static void summary(const loop *l)
         snprintf(ema, sizeof ema, ", of averaged weights %.2f %%",
                  100 * (double)l->last_ema.correct1 / (double)l->last_ema.images);
     if (l->evals)
-        screen_print("accuracy %.2f %% (%lld of %lld)%s, best %.2f %% after epoch %lld",
+        screen_print("accuracy %.2f %% (%lld of %lld)%s, best %.2f %% at step %lld",
                      100 * (double)l->last.correct1 / (double)l->last.images,
                      (long long)l->last.correct1, (long long)l->last.images, ema, 100 * l->best,
-                     (long long)l->best_epoch);
+                     (long long)l->best_step);
     else
         screen_print("accuracy on training pictures %.2f %%; set data.val for one that counts",
                      100 * l->recent.top1 / l->recent.steps);

@@ -1,4 +1,4 @@
-/* fuzz_decode.c: any bytes as a picture: PNG, JPEG, BMP, GIF. */
+/* fuzz_decode.c: any bytes as a picture: JPEG, PNG, BMP, and what is none of them. */
 #include "fuzz.h"
 
 #include "../../data/data.h"
