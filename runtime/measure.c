@@ -87,15 +87,38 @@ static dnr_status measure_copy(dnri_plan *p)
     return DNR_OK;
 }
 
+/* Launches by themselves leave gradients that may be no numbers, and the optimizer does nothing with such. */
+static dnr_status clear_gradients(dnri_plan *p)
+{
+    static const dnri_role roles[] = {DNRI_GRAD, DNRI_GSUM};
+    dnr_status st = DNR_OK;
+    for (size_t i = 0; st == DNR_OK && i < sizeof roles / sizeof *roles; i++) {
+        const size_t bytes = dnri_store_bytes(p->store, roles[i]);
+        void *zeros = calloc(1, bytes ? bytes : 1);
+        if (!zeros)
+            return DNR_FAIL_NOMEM();
+        if (bytes)
+            st = dnri_copy_now(p->dev, dnri_store_ptr(p->store, roles[i], -1), zeros, bytes);
+        free(zeros);
+    }
+    return st;
+}
+
 static dnr_status measure_plan(dnri_plan *p)
 {
+    bool clear = false;
     if (!p->us && !(p->us = calloc((size_t)p->n + 1, sizeof *p->us)))
         return DNR_FAIL_NOMEM();
     DNR_TRY(dnri_plan_prepare(p));
     DNR_TRY(dnri_plan_run(p)); /* fills the tensors with values of the right size */
-    for (int i = 0; i < p->n; i++)
+    for (int i = 0; i < p->n; i++) {
+        if (!clear && dnri_graph_op_c(p->g, i)->phase == DNRI_UPDATE) {
+            DNR_TRY(clear_gradients(p));
+            clear = true;
+        }
         if (p->steps[i].run && measure_step(p->dev, &p->steps[i], &p->us[i]) != DNR_OK)
             return dnri_fail_context("timing %s", dnri_graph_op_c(p->g, i)->name);
+    }
     DNR_TRY(measure_copy(p));
     p->flop_rate = 0;
     for (int i = 0; i < p->n; i++) {
