@@ -17,7 +17,8 @@ static const char help[] = "dnnrun tune CFG [section.key=value ...] [--export] [
                            "On CUDA the choices are kept in cudnn.cache, so that runs of this cfg "
                            "on this kind of GPU start without timing.\n"
                            "What is there already is timed anew. On the CPU nothing is kept: a run "
-                           "times again, in a second or two.\n"
+                           "times again:\n"
+                           "seconds for small batches, minutes for large ones.\n"
                            "No pictures are read.\n";
 
 /* Contests told, those of equal ops once. */

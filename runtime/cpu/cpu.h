@@ -11,7 +11,8 @@ typedef struct dnri_cpu {
     struct dnr_device base;
     dnri_dnn *dnn;
     int threads;
-    dnri_choice *choices; /* of implementations, by shape: tune.c */
+    dnri_choice *choices;  /* of implementations, by shape: tune.c */
+    double timed, tell_at; /* seconds that these took; when to say so */
     _Atomic int64_t allocs, syncs;
 } dnri_cpu;
 

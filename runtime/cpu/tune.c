@@ -11,8 +11,9 @@
 
 enum {
     RUNS = 3,
-    TRIED = 12
-}; /* of one way, the first also loads code and touches memory; ways remembered */
+    TRIED = 12,
+    SLOW_S = 5
+}; /* of one way, the first also loads code and touches memory; ways remembered; seconds worth a remark */
 
 struct dnri_choice {
     dnri_tune_key key;
@@ -186,15 +187,31 @@ static dnr_status remember(dnr_device *dev, const dnri_choice *c)
     return dnri_choices_set(dev->choices, key, way);
 }
 
+/* With large pictures or batches it takes minutes before the first step: the user should know of what. */
+static void tell_of_time(dnri_cpu *dev, double seconds)
+{
+    dev->timed += seconds;
+    if (dev->timed < SLOW_S || dev->timed < dev->tell_at)
+        return;
+    dnri_log(
+        DNR_LOG_INFO,
+        "timing what runs each convolution fastest, for %.0f s so far; cudnn.benchmark = false "
+        "does without",
+        dev->timed);
+    dev->tell_at = 2 * dev->timed;
+}
+
 /* Times the ways on memory of its own. */
 static dnr_status choose(dnr_device *dev, const dnr_graph *g, const dnri_op *op, dnri_way_fn make,
                          const void *what, int extra, size_t cap, dnri_choice *c)
 {
     dnri_binding b = {0};
+    double begun = now();
     dnr_status st = take_tensors(g, op, &b);
     if (st == DNR_OK)
         st = contest(dev, make, what, extra, cap, &b, c);
     give_tensors_back(g, op, &b);
+    tell_of_time(dnri_cpu_of(dev), now() - begun);
     for (int i = 0; i < c->n; i++)
         c->tried[i].implementation = c->impls[i];
     return st == DNR_OK ? remember(dev, c) : st;
