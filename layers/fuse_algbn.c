@@ -117,7 +117,7 @@ static dnr_status make_parts(dnr_graph *g, const match *m, dnri_op part[PARTS])
     const dnri_op *bwd = dnri_graph_op_c(g, m->bwd), *wgrad = dnri_graph_op_c(g, m->wgrad),
                   *dgrad = dnri_graph_op_c(g, m->dgrad);
     const dnri_shortcut_attr every = {(int32_t)m->c, m->conv.stride, m->conv.h, m->conv.w, m->c};
-    const dnri_algbn_attr attr = {m->rows};
+    const dnri_algbn_attr attr = {.rows = m->rows};
     const bool strided = m->conv.stride > 1;
     dnr_tid a = m->a, dz = m->dz, sum_dz = m->sum_dz;
     if (dz < 0) {
@@ -136,11 +136,23 @@ static dnr_status make_parts(dnr_graph *g, const match *m, dnri_op part[PARTS])
                  none));
     DNR_TRY(
         make(g, &part[PRODUCT], wgrad, &dnri_def_gram, NULL, 0, 2, (dnr_tid[]){a, dz}, 1, none));
-    const dnr_tid in[] = {part[PRODUCT].out[0], part[GRAM].out[0], part[GRAM].out[1], sum_dz, m->w,
-                          bwd->in[B_GAMMA],     bwd->in[B_MEAN],   bwd->in[B_INVSTD]};
-    const dnr_tid out[] = {wgrad->out[0], bwd->out[B_DGAMMA], bwd->out[B_DBETA],
-                           DNRI_NONE,     DNRI_NONE,          DNRI_NONE};
-    DNR_TRY(make(g, &part[COEF], wgrad, &dnri_def_algbn_coef, &attr, sizeof attr, 8, in, 6, out));
+    const dnr_tid in[] = {part[PRODUCT].out[0],
+                          part[GRAM].out[0],
+                          part[GRAM].out[1],
+                          sum_dz,
+                          m->w,
+                          bwd->in[B_GAMMA],
+                          bwd->in[B_MEAN],
+                          bwd->in[B_INVSTD],
+                          dnri_slab_tensor(g, DNRI_HEADER)};
+    const dnr_tid out[] = {wgrad->out[0],
+                           bwd->out[B_DGAMMA],
+                           bwd->out[B_DBETA],
+                           DNRI_NONE,
+                           DNRI_NONE,
+                           DNRI_NONE,
+                           dnri_slab_tensor(g, DNRI_STATE)};
+    DNR_TRY(make(g, &part[COEF], wgrad, &dnri_def_algbn_coef, &attr, sizeof attr, 9, in, 7, out));
     const dnr_tid *coef = part[COEF].out;
     DNR_TRY(make(g, &part[DGRAD], dgrad, &dnri_def_algbn_dgrad, NULL, 0, 5,
                  (dnr_tid[]){dz, a, coef[3], coef[4], coef[5]}, 1, strided ? none : dgrad->out));
@@ -207,6 +219,15 @@ static bool join_dz(dnr_graph *g, dnr_device *dev, const match *m, dnri_op part[
     return true;
 }
 
+/* The first algbn.coef of the program; NULL: there is none. */
+static dnri_algbn_attr *first_coef(dnr_graph *g)
+{
+    for (int i = 0; i < dnri_graph_ops(g); i++)
+        if (dnri_graph_op_c(g, i)->def == &dnri_def_algbn_coef)
+            return (dnri_algbn_attr *)dnri_graph_op(g, i)->attr;
+    return NULL;
+}
+
 /* Convolutions that stride come last: the ops that read their gradient, and that make dz, are those of others. */
 dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows)
 {
@@ -226,6 +247,9 @@ dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows)
                                   {m.wgrad, SUBSAMPLE, DGRAD},
                                   {m.dgrad, DGRAD, PARTS}}));
         }
+    dnri_algbn_attr *first = first_coef(g);
+    if (first)
+        first->first = true;
     return DNR_OK;
 }
 
@@ -266,7 +290,7 @@ static dnr_status make_forward(dnr_graph *g, const forward *m, bool first,
     const dnri_norm_attr *n = (const dnri_norm_attr *)norm->attr;
     const dnr_desc x = *dnri_desc(g, norm->in[N_X]), d = *dnri_desc(g, conv->in[0]);
     const dnri_shortcut_attr every = {(int32_t)d.dim[3], c->stride, c->h, c->w, d.dim[3]};
-    const dnri_algbn_attr attr = {x.dim[0] * x.dim[1] * x.dim[2]};
+    const dnri_algbn_attr attr = {.rows = x.dim[0] * x.dim[1] * x.dim[2]};
     const dnri_algbn_stats_attr stats = {attr.rows, n->eps, n->momentum, first};
     const dnri_algbn_join_attr join = {n->relu};
     const dnr_tid w = conv->in[1], header = dnri_slab_tensor(g, DNRI_HEADER),
@@ -310,7 +334,7 @@ dnr_status dnri_fuse_algbn_forward(dnr_graph *g, dnr_device *dev)
         DNR_TRY(
             put(g, part,
                 (place[]){{m.conv, EVERY, STATS}, {m.norm, STATS, FORWARD_PARTS}, {m.gram, 0, 0}}));
-        first = false;
+        first_coef(g)->first = first = false;
     }
     return DNR_OK;
 }

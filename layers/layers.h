@@ -181,8 +181,8 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  * gram        in {a, b?} out {p: master type [Kb,1,1,C], sum?: master type [C]}
  *   p = bᵀ·a, b = a where absent;  sum = Σ a. Sums are good to fp32: a tensor core rounds towards zero as it
  *   adds, so it may add no more than 1,568 rows before what it has is added up by better means.
- * algbn.coef  in {p = dzᵀa, gram = aᵀa, sum_a, sum_dz, w, gamma, mean, invstd}
- *             out {dw: GRAD [K,1,1,C], dgamma: GRAD, dbeta: GRAD, wa [K,1,1,C], m [C,1,1,C], c [2·C]}; attr
+ * algbn.coef  in {p = dzᵀa, gram = aᵀa, sum_a, sum_dz, w, gamma, mean, invstd, HEADER}
+ *             out {dw: GRAD [K,1,1,C], dgamma: GRAD, dbeta: GRAD, wa [K,1,1,C], m [C,1,1,C], c [2·C], STATE}; attr
  *   dbeta = sum_dz;  dgamma_k = invstd_k · (Σ_c p_kc w_kc − mean_k · sum_dz_k)
  *   A = gamma·invstd;  B = −A·invstd·dgamma/M;  C0 = −A·dbeta/M − B·mean
  *   dw_kc = A_k p_kc + B_k (w·gram)_kc + C0_k sum_a_c
@@ -190,6 +190,9 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *   c_j = −(Σ_k sum_dz_k wa_kj + Σ_i sum_a_i m_ij)/M of these rounded ones, so that Σ da = 0 as it should be; in
  *   two halves of the compute type, c[j] = round(c_j) and c[C + j] = round(c_j − c[j]): 16 bits would not do, the
  *   same error in all rows adds up.
+ *   state.algbn_ratio ← the largest r, of all such ops since the one with attr.first and header.first, where r_k is
+ *   what cancels in a channel of x beside its spread: the larger of |mean_k| and √(Σ_c w_kc²·gram_cc/M), times invstd_k.
+ *   A sum good to e, less the squared mean that is in it, is good to (1 + r²)·e.
  * algbn.dgrad in {dz, a, wa, m, c} out {da}:  da = dz·wa + a·m + c[0..C) + c[C..2C)
  *
  * The same for the forward pass, which then does not write x either: statistics from the Gram matrix, the norm folded
@@ -197,11 +200,11 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *
  * algbn.stats in {gram = aᵀa, sum_a, a, w, running_mean, running_var, HEADER} out {mean, invstd, STATE}; attr
  *   norm.train's statistics of x = a·wᵀ, running ones too:
- *   mean_k = w_k·sum_a/M;  var_k = max(0, w_k·gram·w_kᵀ/M − mean_k²), which is good to (1 + r²)·e where sums are good
- *   to e, r = |mean|·invstd: where that r exceeds DNRI_ALGBN_GUARD, var_k is taken from a instead,
- *   var_k = Σ (w_k·(a − sum_a/M))²/M. NaN takes that way too.
- *   state.algbn_ratio ← the largest r, state.algbn_exact ← how many channels took the long way, of all such ops since
- *   the one with attr.first and header.first.
+ *   mean_k = w_k·sum_a/M;  var_k = max(0, w_k·gram·w_kᵀ/M − mean_k²), of which little is left where r is large: what all
+ *   entries of gram err by in proportion shows |mean|²/var times larger, what each errs by on its own
+ *   Σ w_kc²·gram_cc/(M·var) times, also where means of a cancel in mean_k. So where r, as algbn.coef has it, exceeds
+ *   DNRI_ALGBN_GUARD, var_k is taken from a instead, var_k = Σ (w_k·(a − sum_a/M))²/M. NaN takes that way too.
+ *   state.algbn_ratio as of algbn.coef, state.algbn_exact ← how many channels took the long way
  * algbn.fold  in {w, sum_a, gamma, beta, invstd} out {wf [K,1,1,C], shift: master type [K], low?: [K]}; attr
  *   wf_kc = gamma_k · invstd_k · w_kc, rounded;  shift_k = beta_k − Σ_c wf_kc·sum_a_c/M of the rounded ones, so that
  *   the mean of what follows is beta;  low = shift rounded to the compute type, a 0 becoming −2⁻²⁴: libraries that
@@ -214,6 +217,7 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *   (fp16, relative). The same in all rows, it drops out of the mean of the next norm. */
 typedef struct dnri_algbn_attr {
     int64_t rows; /* M */
+    bool first;   /* algbn.coef: of the ops of its program that write algbn_… to the state */
 } dnri_algbn_attr;
 /* r to which sums good to 1e-5, as a Gram matrix has them, leave invstd good to some 1e-3, as good as what the rounding
  * of x to 16 bits leaves. */
@@ -221,7 +225,7 @@ typedef struct dnri_algbn_attr {
 typedef struct dnri_algbn_stats_attr {
     int64_t rows; /* M */
     double eps, momentum;
-    bool first; /* of its program */
+    bool first; /* as above */
 } dnri_algbn_stats_attr;
 typedef struct dnri_algbn_join_attr {
     bool relu;

@@ -391,8 +391,9 @@ typedef struct dnr_metrics {
     int64_t skipped;   /* steps skipped for overflow, so far */
     double grad_norm;  /* before clipping; 0 where clipping is off */
     bool stop; /* a rank asked to stop (dnr_trainer_ask_stop): all learn it at the same step */
-    /* DNR_FUSION_D3, else 0: the largest |mean|/std of the channels whose statistics come from a Gram matrix, and how
-     * many of them are beyond what that can tell, so that they were taken from the activations */
+    /* DNR_FUSION_D2 and D3, else 0: how far what a channel of an algebraic layer sums up is from 0 beside its spread, the
+     * largest such ratio; and with D3 how many channels were beyond what a Gram matrix can tell, so that their variance
+     * was taken from the activations */
     double algbn_ratio;
     int64_t algbn_exact;
 } dnr_metrics;

@@ -34,8 +34,8 @@ typedef struct dnri_state {
     int64_t steps;    /* optimizer steps attempted */
     int64_t skipped;  /* of them, skipped for overflow */
     int64_t forwards; /* training forward passes: torchvision's num_batches_tracked */
-    /* algbn.stats of a step's micro-batches (layers.h): the largest |mean|/std of a channel, and how many channels
-     * took the long way to their variance */
+    /* algbn.stats and algbn.coef of a step's micro-batches (layers.h): the largest r of a channel, and how many took
+     * the long way to their variance */
     float algbn_ratio;
     int32_t algbn_exact;
     int64_t reserved[5];

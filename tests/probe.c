@@ -176,16 +176,19 @@ static void run_side(probe *p, double *got[MAX_OUTS], dnri_state *state)
     OK(dnri_store_read_state(r->store, state));
 }
 
-/* What loss.fprop counts. */
+/* What loss.fprop counts; and where the reference says how far means are from 0, that. */
 static int compare_state(const dnri_state *a, const dnri_state *b)
 {
     const double counts[] = {(double)a->correct1, (double)a->correct5, (double)a->samples,
                              (double)a->forwards};
     const double want[] = {(double)b->correct1, (double)b->correct5, (double)b->samples,
                            (double)b->forwards};
+    const double ratio = a->algbn_ratio, wanted = b->algbn_ratio;
     return !probe_judge("state", "loss_sum", rig_error(&a->loss_sum, &b->loss_sum, 1),
                         probe_bound(SUM)) +
-           !probe_judge("state", "counts", rig_error(counts, want, 4), 0);
+           !probe_judge("state", "counts", rig_error(counts, want, 4), 0) +
+           (b->algbn_ratio > 0 &&
+            !probe_judge("state", "algbn_ratio", rig_error(&ratio, &wanted, 1), 1e-5));
 }
 
 static int compare(probe *p, double *got[SIDES][MAX_OUTS], const dnri_state state[SIDES])

@@ -106,15 +106,15 @@ static void set_norms(rig *r, const net *t)
     }
 }
 
-/* One pass: the gradients of all parameters, then the running statistics. */
-static double *run(built *b, const net *t, int64_t *n)
+/* One pass: the gradients of all parameters, then the running statistics. `state` is what it leaves. */
+static double *run(built *b, const net *t, int64_t *n, dnri_state *state)
 {
     uint64_t seed = 1;
     rig *r = &b->r;
     rig_plan(r, true, false);
     rig_bind(r);
     OK(dnri_store_init(r->store, 5));
-    OK(dnri_store_write_state(r->store, &(dnri_state){.loss_scale = 1}));
+    OK(dnri_store_write_state(r->store, &(dnri_state){.loss_scale = 1, .algbn_ratio = 1e9f}));
     set_norms(r, t);
     const int64_t pixels = rig_count(r, b->x);
     const int64_t flat = dnri_params_flat(r->params), buffers = dnri_params_buffers(r->params);
@@ -127,6 +127,7 @@ static double *run(built *b, const net *t, int64_t *n)
     rig_write(r, b->x, x);
     rig_write(r, b->labels, labels);
     rig_run(r);
+    OK(dnri_store_read_state(r->store, state));
     free(x);
     free(labels);
     *n = flat + buffers;
@@ -200,10 +201,11 @@ static const net nets[] = {
 };
 #define N_NETS (int)(sizeof nets / sizeof nets[0])
 
-/* A network at one level of fusion against what it gives without any. */
-static void compare(const net *t, int index, dnr_fusion level, const double *plain, int64_t n)
+/* A network at one level of fusion against what it gives without any. Returns the r that it notes. */
+static double compare(const net *t, int index, dnr_fusion level, const double *plain, int64_t n)
 {
     built b;
+    dnri_state state;
     int64_t m;
     const char *name = "";
     build(&b, t, &(dnri_fuse_opts){.fusion = level, .algbn_rows = ANY_SIZE});
@@ -211,7 +213,7 @@ static void compare(const net *t, int index, dnr_fusion level, const double *pla
     assert_true(layers > 0);
     assert_int_equal(rig_count_ops(b.r.g, &dnri_def_algbn_join),
                      level == DNR_FUSION_D3 ? layers : 0);
-    double *fused = run(&b, t, &m);
+    double *fused = run(&b, t, &m, &state);
     assert_int_equal(n, m);
     const double error = worst_error(&b.r, fused, plain, &name);
     print_message("network %d, %s: %d layers algebraic; the largest error is %.1e, of %s\n", index,
@@ -219,18 +221,21 @@ static void compare(const net *t, int index, dnr_fusion level, const double *pla
     assert_true(error > 0 && error < 1e-9);
     free(fused);
     rig_close(&b.r);
+    return (double)state.algbn_ratio;
 }
 
 static void test_equal(void **state)
 {
     for (int i = 0; i < N_NETS; i++) {
         int64_t n;
+        dnri_state unused;
         built b;
         build(&b, &nets[i], &(dnri_fuse_opts){.fusion = DNR_FUSION_OFF});
-        double *plain = run(&b, &nets[i], &n);
+        double *plain = run(&b, &nets[i], &n, &unused);
         rig_close(&b.r);
-        compare(&nets[i], i, DNR_FUSION_D2, plain, n);
-        compare(&nets[i], i, DNR_FUSION_D3, plain, n);
+        const double r = compare(&nets[i], i, DNR_FUSION_D2, plain, n);
+        assert_true(r > 0.1 && r < 1e3);
+        assert_true(fabs(compare(&nets[i], i, DNR_FUSION_D3, plain, n) / r - 1) < 1e-6);
         free(plain);
     }
 }
@@ -248,14 +253,15 @@ static void test_recompute(void **state)
             continue; /* d3 has all of its ops */
         t.h = t.w = t.model ? 32 : t.w;
         int64_t n, m;
+        dnri_state unused;
         built kept;
         build(&kept, &t, &o);
-        double *a = run(&kept, &t, &n);
+        double *a = run(&kept, &t, &n, &unused);
         for (int k = 0; k < (t.model ? 1 : 3); k++) {
             built remade;
             o.recompute = modes[k];
             build(&remade, &t, &o);
-            double *b = run(&remade, &t, &m);
+            double *b = run(&remade, &t, &m, &unused);
             assert_int_equal(n, m);
             assert_memory_equal(a, b, (size_t)n * sizeof *a);
             free(b);
@@ -321,15 +327,30 @@ static void test_kept(void **state)
 
 /* ---- statistics from a Gram matrix */
 
-enum { STATS_C = 8, STATS_K = 16 };
+enum { STATS_C = 8, STATS_K = 16, STATS_ROWS = 2 * 9 * 7 };
 
 typedef struct statistics {
     double mean[STATS_K], invstd[STATS_K], running_mean[STATS_K], running_var[STATS_K];
+    double ratio[STATS_K]; /* r (layers.h), where x is there */
 } statistics;
 
-/* Of x = a·wᵀ, by two ops of one program, for `a` of these means; from x itself where `plain`. The second op's a
- * comes first. */
-static dnri_state statistics_of(const double shift[2], bool plain, bool first, statistics out[2])
+/* √(Σ_c w_kc² · mean of a_c²) */
+static void find_apart(const double *a, const double *w, double apart[STATS_K])
+{
+    for (int k = 0; k < STATS_K; k++) {
+        double sum = 0;
+        for (int i = 0; i < STATS_ROWS * STATS_C; i++) {
+            const double v = w[k * STATS_C + i % STATS_C] * a[i];
+            sum += v * v / STATS_ROWS;
+        }
+        apart[k] = sqrt(sum);
+    }
+}
+
+/* Of x = a·wᵀ, by two ops of one program, for `a` of these means, with the sign of each c in turn where `cancel`; from x
+ * itself where `plain`. The second op's a comes first. */
+static dnri_state statistics_of(const double shift[2], bool cancel, bool plain, bool first,
+                                statistics out[2])
 {
     const dnri_conv_attr conv = {1, 1, 0, 9, 7};
     const dnri_norm_attr norm = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, false};
@@ -338,7 +359,7 @@ static dnri_state statistics_of(const double shift[2], bool plain, bool first, s
     rig r;
     rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
     for (int i = 0; i < 2; i++) {
-        const dnri_algbn_stats_attr attr = {2 * 9 * 7, DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, i == 0};
+        const dnri_algbn_stats_attr attr = {STATS_ROWS, DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, i == 0};
         const dnr_desc vector = dnri_desc1(DNR_F64, STATS_K);
         dnr_tid gram[2] = {DNRI_NONE, DNRI_NONE}, y = DNRI_NONE;
         leaf[i][0] = rig_leaf(&r, "a", dnri_desc4(DNR_F64, 2, 9, 7, STATS_C));
@@ -371,19 +392,27 @@ static dnri_state statistics_of(const double shift[2], bool plain, bool first, s
     rig_header(&r, 0, first);
     OK(dnri_store_write_state(
         r.store, &(dnri_state){.loss_scale = 1, .algbn_ratio = 2.5f, .algbn_exact = 100}));
-    for (int i = 0; i < 2; i++)
-        for (int k = 0; k < 4; k++) {
-            double v[2 * 9 * 7 * STATS_C];
-            for (int64_t j = 0; j < rig_count(&r, leaf[i][k]); j++)
-                v[j] = rig_normal(&seed) + (k == 0 ? shift[i] : k == 3);
-            rig_write(&r, leaf[i][k], v);
-        }
+    for (int i = 0; i < 2; i++) {
+        double v[4][STATS_ROWS * STATS_C];
+        for (int k = 0; k < 4; k++)
+            for (int64_t j = 0; j < rig_count(&r, leaf[i][k]); j++) {
+                const double mean = cancel && j % 2 ? -shift[i] : shift[i];
+                v[k][j] = rig_normal(&seed) + (k == 0 ? mean : k == 3);
+                if (k == 1 && cancel) /* the mean of a channel of x is near 0 */
+                    v[k][j] = j % 2 ? v[k][j - 1] + 1e-3 * v[k][j] : v[k][j];
+            }
+        for (int k = 0; k < 4; k++)
+            rig_write(&r, leaf[i][k], v[k]);
+        find_apart(v[0], v[1], out[i].ratio);
+    }
     rig_run(&r);
     for (int i = 0; i < 2; i++) {
         rig_read(&r, stats[i][0], out[i].mean);
         rig_read(&r, stats[i][1], out[i].invstd);
         rig_read(&r, leaf[i][2], out[i].running_mean);
         rig_read(&r, leaf[i][3], out[i].running_var);
+        for (int k = 0; k < STATS_K; k++)
+            out[i].ratio[k] = fmax(out[i].ratio[k], fabs(out[i].mean[k])) * out[i].invstd[k];
     }
     dnri_state s;
     OK(dnri_store_read_state(r.store, &s));
@@ -392,33 +421,40 @@ static dnri_state statistics_of(const double shift[2], bool plain, bool first, s
 }
 
 /* Whatever the means, statistics are norm.train's; which channels took the long way is told. */
+static void check_guard(const double shifts[2], bool cancel, bool first)
+{
+    statistics plain[2], gram[2];
+    double largest = first ? 0 : 2.5;
+    int beyond = first ? 0 : 100;
+    statistics_of(shifts, cancel, true, first, plain);
+    const dnri_state s = statistics_of(shifts, cancel, false, first, gram);
+    for (int l = 0; l < 2; l++) {
+        assert_true(rig_error(gram[l].mean, plain[l].mean, STATS_K) < 1e-12);
+        assert_true(rig_error(gram[l].invstd, plain[l].invstd, STATS_K) < 1e-9);
+        assert_true(rig_error(gram[l].running_mean, plain[l].running_mean, STATS_K) < 1e-12);
+        assert_true(rig_error(gram[l].running_var, plain[l].running_var, STATS_K) < 1e-9);
+        for (int k = 0; k < STATS_K; k++) {
+            largest = fmax(largest, plain[l].ratio[k]);
+            beyond += plain[l].ratio[k] > DNRI_ALGBN_GUARD;
+            if (cancel && shifts[l] > 1)
+                assert_true(fabs(plain[l].mean[k]) * plain[l].invstd[k] < 1);
+        }
+    }
+    assert_int_equal(s.algbn_exact, beyond);
+    /* what r itself is beyond some 1e6 no Gram matrix tells */
+    assert_true(largest > 1e5 ? s.algbn_ratio > 1e5f : fabs(s.algbn_ratio / largest - 1) < 1e-4);
+}
+
 static void test_guard(void **state)
 {
     static const double shifts[][2] = {{0, 0.3}, {3, 1}, {0, 40}, {1e3, 40}, {1e6, 1e5}};
     for (size_t i = 0; i < sizeof shifts / sizeof shifts[0]; i++)
-        for (int first = 0; first < 2; first++) {
-            statistics plain[2], gram[2];
-            double largest = first ? 0 : 2.5;
-            int beyond = first ? 0 : 100;
-            statistics_of(shifts[i], true, first, plain);
-            const dnri_state s = statistics_of(shifts[i], false, first, gram);
-            for (int l = 0; l < 2; l++) {
-                assert_true(rig_error(gram[l].mean, plain[l].mean, STATS_K) < 1e-12);
-                assert_true(rig_error(gram[l].invstd, plain[l].invstd, STATS_K) < 1e-9);
-                assert_true(rig_error(gram[l].running_mean, plain[l].running_mean, STATS_K) <
-                            1e-12);
-                assert_true(rig_error(gram[l].running_var, plain[l].running_var, STATS_K) < 1e-9);
-                for (int k = 0; k < STATS_K; k++) {
-                    const double ratio = fabs(plain[l].mean[k]) * plain[l].invstd[k];
-                    largest = fmax(largest, ratio);
-                    beyond += ratio > DNRI_ALGBN_GUARD;
-                }
-            }
-            assert_int_equal(s.algbn_exact, beyond);
-            /* what r itself is beyond some 1e6 no Gram matrix tells */
-            assert_true(largest > 1e5 ? s.algbn_ratio > 1e5f
-                                      : fabs(s.algbn_ratio / largest - 1) < 1e-4);
-        }
+        for (int first = 0; first < 2; first++)
+            check_guard(shifts[i], false, first);
+    /* means that cancel in a product */
+    static const double cancelled[][2] = {{3, 40}, {0, 100}};
+    for (int i = 0; i < 2; i++)
+        check_guard(cancelled[i], true, true);
 }
 
 /* ---- limits */
@@ -480,7 +516,7 @@ static void test_limits(void **state)
 static void test_shapes(void **state)
 {
     const int64_t n = 2, C = 8, K = 16;
-    const dnri_algbn_attr attr = {n * 9};
+    const dnri_algbn_attr attr = {.rows = n * 9};
     const dnri_algbn_join_attr join = {.relu = true};
     rig r;
     rig_open(&r, rig_ref, DNR_PRECISION_AUTO, true);
@@ -497,7 +533,7 @@ static void test_shapes(void **state)
     const struct {
         const dnri_op_def *def;
         int n_in, n_out, bad; /* the input to spoil */
-        dnr_tid in[8], with;
+        dnr_tid in[9], with;
         const char *what;
     } cases[] = {
         {&dnri_def_norm_dz, 3, 2, 0, {dz, dz, no}, no, "dy alone"},
@@ -505,14 +541,14 @@ static void test_shapes(void **state)
         {&dnri_def_norm_dz, 3, 2, 0, {dz, dz, no}, mask, "mask"},
         {&dnri_def_norm_dz, 3, 2, 2, {dz, dz, no}, few, "dy2"},
         {&dnri_def_gram, 2, 2, 1, {a, no}, few, "b is"},
-        {&dnri_def_algbn_coef, 8, 6, 0, {kc, cc, c, k, kc, k, k, k}, cc, "product"},
-        {&dnri_def_algbn_coef, 8, 6, 1, {kc, cc, c, k, kc, k, k, k}, kc, "gram"},
-        {&dnri_def_algbn_coef, 8, 6, 2, {kc, cc, c, k, kc, k, k, k}, k, "sum of a"},
-        {&dnri_def_algbn_coef, 8, 6, 3, {kc, cc, c, k, kc, k, k, k}, c, "sum of dz"},
-        {&dnri_def_algbn_coef, 8, 6, 4, {kc, cc, c, k, kc, k, k, k}, dz, "weight"},
-        {&dnri_def_algbn_coef, 8, 6, 5, {kc, cc, c, k, kc, k, k, k}, c, "gamma"},
-        {&dnri_def_algbn_coef, 8, 6, 6, {kc, cc, c, k, kc, k, k, k}, c, "mean"},
-        {&dnri_def_algbn_coef, 8, 6, 7, {kc, cc, c, k, kc, k, k, k}, c, "invstd"},
+        {&dnri_def_algbn_coef, 9, 7, 0, {kc, cc, c, k, kc, k, k, k, no}, cc, "product"},
+        {&dnri_def_algbn_coef, 9, 7, 1, {kc, cc, c, k, kc, k, k, k, no}, kc, "gram"},
+        {&dnri_def_algbn_coef, 9, 7, 2, {kc, cc, c, k, kc, k, k, k, no}, k, "sum of a"},
+        {&dnri_def_algbn_coef, 9, 7, 3, {kc, cc, c, k, kc, k, k, k, no}, c, "sum of dz"},
+        {&dnri_def_algbn_coef, 9, 7, 4, {kc, cc, c, k, kc, k, k, k, no}, dz, "weight"},
+        {&dnri_def_algbn_coef, 9, 7, 5, {kc, cc, c, k, kc, k, k, k, no}, c, "gamma"},
+        {&dnri_def_algbn_coef, 9, 7, 6, {kc, cc, c, k, kc, k, k, k, no}, c, "mean"},
+        {&dnri_def_algbn_coef, 9, 7, 7, {kc, cc, c, k, kc, k, k, k, no}, c, "invstd"},
         {&dnri_def_algbn_dgrad, 5, 1, 0, {dz, a, kc, cc, cc2}, few, "dz is"},
         {&dnri_def_algbn_dgrad, 5, 1, 2, {dz, a, kc, cc, cc2}, cc, "wa is"},
         {&dnri_def_algbn_dgrad, 5, 1, 3, {dz, a, kc, cc, cc2}, kc, "m is"},

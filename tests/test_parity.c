@@ -150,7 +150,7 @@ static double step(dnr_trainer *t, int draw)
         free(slots[i]);
     assert_int_equal(m.skipped, 0);
     const dnr_graph *g = dnri_plan_graph(t->program[DNRI_LAST].plan);
-    assert_true((m.algbn_ratio > 0) == has_op(g, &dnri_def_algbn_stats));
+    assert_true((m.algbn_ratio > 0) == has_op(g, &dnri_def_algbn_coef));
     return m.loss;
 }
 

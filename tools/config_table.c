@@ -212,11 +212,11 @@ const cfg_key cfg_keys[] = {
         "also algebraic batch norm, where the device has it (CUDA): the gradients of 1x1 "
         "convolutions that widen (the last of a bottleneck block, and projections) and of the "
         "batch norm behind them come without the tensor between the two, which is then not kept; "
+        "`algbn_ratio` in the log tells how far means were from 0 beside spreads: beyond some 100 "
+        "these gradients are less accurate than `d1`'s; "
         "`d3`: the forward pass of these layers does not write that tensor either, and "
-        "`algbn_ratio` and `algbn_exact` in the log tell how far means were from 0 beside "
-        "spreads, and how many channels were too far, so that their variance was taken the long "
-        "way; on trial: variances are off where means of a layer's input, hundreds of spreads from "
-        "0, cancel in its product; `auto`: `d1`. All but `off` also fold batch norm into the "
+        "`algbn_exact` tells how many channels' means were so far from 0 that their variance was "
+        "taken the long way; `auto`: `d1`. All but `off` also fold batch norm into the "
         "convolutions for evaluation. The results differ by rounding only."),
     PATH("cudnn.cache", cudnn.cache,
          "CUDA: file that keeps what `cudnn.benchmark` chose, by GPU, driver, versions and "

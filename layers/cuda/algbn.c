@@ -8,10 +8,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { Z_Y, Z_DY, Z_DY2 };                                               /* in of norm.dz */
-enum { G_A, G_B };                                                       /* in of gram */
-enum { C_P, C_GRAM, C_SUM_A, C_SUM_DZ, C_W, C_GAMMA, C_MEAN, C_INVSTD }; /* in of algbn.coef */
-enum { D_DZ, D_A, D_WA, D_M, D_C };                                      /* in of algbn.dgrad */
+enum { Z_Y, Z_DY, Z_DY2 }; /* in of norm.dz */
+enum { G_A, G_B };         /* in of gram */
+enum {
+    C_P,
+    C_GRAM,
+    C_SUM_A,
+    C_SUM_DZ,
+    C_W,
+    C_GAMMA,
+    C_MEAN,
+    C_INVSTD,
+    C_HEADER
+};                                  /* of algbn.coef */
+enum { D_DZ, D_A, D_WA, D_M, D_C }; /* in of algbn.dgrad */
 
 static int64_t rows_of(const dnr_desc *x)
 {
@@ -241,9 +251,10 @@ static dnr_status lower_gram(dnr_device *dev, const dnr_graph *g, const dnri_op 
 
 static dnr_status run_coef(dnri_cuda_op *s)
 {
+    const dnri_algbn_attr *attr = (const dnri_algbn_attr *)s->op.attr;
     void *const *in = s->at.in, *const *out = s->at.out;
     const k_algbn_args a = {.type = (int)s->in[C_W].dtype,
-                            .rows = ((const dnri_algbn_attr *)s->op.attr)->rows,
+                            .rows = attr->rows,
                             .k = s->in[C_W].dim[0],
                             .c = s->in[C_W].dim[3],
                             .w = in[C_W],
@@ -259,8 +270,9 @@ static dnr_status run_coef(dnri_cuda_op *s)
                             .dbeta = out[2],
                             .wa = out[3],
                             .m = out[4],
-                            .constant = out[5]};
-    k_algbn_coef(s->stream, &a, s->at.workspace);
+                            .constant = out[5],
+                            .first = attr->first};
+    k_algbn_coef(s->stream, &a, in[C_HEADER], out[6], s->at.workspace);
     return DNR_OK;
 }
 
@@ -396,7 +408,7 @@ static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op
  * itself is rounded to it the sums are of no use: large terms cancel in dw. */
 static bool fits(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
-    for (int i = 0; i < op->n_out; i++)
+    for (int i = 0; i < op->n_out; i++) /* the state is of 8·n bytes */
         if (dnri_desc(g, op->out[i])->dim[3] % 8 != 0)
             return false;
     for (int i = 0; i < op->n_in; i++)

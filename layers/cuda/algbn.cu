@@ -72,10 +72,12 @@ void k_gram_merge(cudaStream_t s, const k_gram_merge_args *a)
 
 /* ---------------------------------------------------------------- coefficients of a row of w */
 
-/* A warp for each row k: dgamma and dbeta; A, B, C0 to coef; wa. */
+/* A warp for each row k: dgamma and dbeta; A, B, C0 and r to coef; wa. */
 template <class T>
-__global__ void __launch_bounds__(256) k_algbn_rows(k_algbn_args a, float4 *__restrict__ coef)
+__global__ void __launch_bounds__(256) k_algbn_rows(k_algbn_args a, const dnri_header *header,
+                                                    dnri_state *state, float4 *__restrict__ coef)
 {
+    begin_ratios(a.first, header, state);
     const int lane = (int)threadIdx.x % 32;
     const int64_t k = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
     if (k >= a.k)
@@ -83,13 +85,19 @@ __global__ void __launch_bounds__(256) k_algbn_rows(k_algbn_args a, float4 *__re
     const T *w = (const T *)a.w + k * a.c;
     const float *p = a.p + k * a.c;
     double dot = 0;
+    float apart = 0;
     for (int64_t j = lane * 4; j < a.c; j += 128) {
         const float4 u = load4(w + j), v = *(const float4 *)(p + j);
+        const float *g = a.gram + j * (a.c + 1);
         dot += (double)u.x * v.x + (double)u.y * v.y + (double)u.z * v.z + (double)u.w * v.w;
+        apart += u.x * u.x * g[0] + u.y * u.y * g[a.c + 1] + u.z * u.z * g[2 * (a.c + 1)] +
+                 u.w * u.w * g[3 * (a.c + 1)];
     }
 #pragma unroll
-    for (int i = 16; i > 0; i /= 2)
+    for (int i = 16; i > 0; i /= 2) {
         dot += __shfl_xor_sync(0xffffffffu, dot, i);
+        apart += __shfl_xor_sync(0xffffffffu, apart, i);
+    }
     const double invstd = a.invstd[k], A = a.gamma[k] * invstd, sum = a.sum_dz[k];
     const double dgamma = invstd * (dot - a.mean[k] * sum);
     const double B = -A * invstd * dgamma / (double)a.rows;
@@ -97,7 +105,8 @@ __global__ void __launch_bounds__(256) k_algbn_rows(k_algbn_args a, float4 *__re
         a.dgamma[k] = (float)dgamma;
         a.dbeta[k] = (float)sum;
         coef[k] =
-            make_float4((float)A, (float)B, (float)(-A * sum / (double)a.rows - B * a.mean[k]), 0);
+            make_float4((float)A, (float)B, (float)(-A * sum / (double)a.rows - B * a.mean[k]),
+                        (float)invstd * fmaxf(fabsf(a.mean[k]), sqrtf(apart / (float)a.rows)));
     }
     for (int64_t j = lane * 4; j < a.c; j += 128) {
         const float4 u = load4(w + j);
@@ -137,15 +146,20 @@ __global__ void __launch_bounds__(128)
 #define FINISH_COLS 8
 #define FINISH_ROWS 64
 
-/* A block has FINISH_COLS columns: m from its parts, and c = −(Σ sum_dz · wa + Σ sum_a · m)/M in two halves. */
+/* A block has FINISH_COLS columns: m from its parts, and c = −(Σ sum_dz · wa + Σ sum_a · m)/M in two halves. All have a
+ * share of the rows' r. */
 template <class T>
 __global__ void __launch_bounds__(FINISH_COLS *FINISH_ROWS)
-    k_algbn_finish(k_algbn_args a, const float *__restrict__ m_part, int parts)
+    k_algbn_finish(k_algbn_args a, const float4 *__restrict__ coef,
+                   const float *__restrict__ m_part, int parts, dnri_state *state)
 {
     __shared__ double sm[FINISH_ROWS][FINISH_COLS + 1];
     const int x = (int)threadIdx.x, y = (int)threadIdx.y;
     const int64_t j = (int64_t)blockIdx.x * FINISH_COLS + x;
     double s = 0;
+    for (int64_t k = ((int64_t)blockIdx.x * FINISH_ROWS + y) * FINISH_COLS + x; k < a.k;
+         k += (int64_t)gridDim.x * FINISH_ROWS * FINISH_COLS)
+        note_ratio(state, coef[k].w);
     if (j < a.c) {
 #pragma unroll 4
         for (int64_t i = y; i < a.c; i += FINISH_ROWS) {
@@ -196,7 +210,8 @@ size_t k_algbn_workspace(int64_t k, int64_t c)
     return coef_bytes(k) + (size_t)parts_of(k, c) * (size_t)(c * c) * sizeof(float);
 }
 
-void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, void *workspace)
+void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, const dnri_header *header,
+                  dnri_state *state, void *workspace)
 {
     float4 *coef = (float4 *)workspace;
     float *m_part = (float *)((char *)workspace + coef_bytes(a->k));
@@ -207,8 +222,9 @@ void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, void *workspace)
     const unsigned cols = (unsigned)((a->c + FINISH_COLS - 1) / FINISH_COLS);
     k_by_type(a->type, [&](auto t) {
         using T = decltype(t);
-        k_algbn_rows<T><<<(unsigned)((a->k + 7) / 8), 256, 0, s>>>(*a, coef);
+        k_algbn_rows<T><<<(unsigned)((a->k + 7) / 8), 256, 0, s>>>(*a, header, state, coef);
         k_algbn_products<T><<<tiles, 128, 0, s>>>(*a, coef, m_part, span);
-        k_algbn_finish<T><<<cols, dim3(FINISH_COLS, FINISH_ROWS), 0, s>>>(*a, m_part, parts);
+        k_algbn_finish<T>
+            <<<cols, dim3(FINISH_COLS, FINISH_ROWS), 0, s>>>(*a, coef, m_part, parts, state);
     });
 }

@@ -10,6 +10,23 @@
 #include "../../runtime/cuda/vec.cuh"
 #include "kernels.h"
 
+/* The state's sums begin anew; by one thread, before others add to them. */
+__device__ __forceinline__ void begin_ratios(bool first, const dnri_header *header,
+                                             dnri_state *state)
+{
+    if (blockIdx.x == 0 && threadIdx.x == 0 && first && header->first) {
+        state->algbn_ratio = 0;
+        state->algbn_exact = 0;
+    }
+}
+
+/* A maximum does not depend on the order: bits of floats >= 0 compare as integers. */
+__device__ __forceinline__ void note_ratio(dnri_state *state, float ratio)
+{
+    if (ratio > state->algbn_ratio)
+        atomicMax((int *)&state->algbn_ratio, __float_as_int(ratio));
+}
+
 template <class T> __device__ __forceinline__ float4 load4(const T *p)
 {
     const k_vec<T, 4> v = *(const k_vec<T, 4> *)p;

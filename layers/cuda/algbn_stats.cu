@@ -3,7 +3,6 @@
 
 #define FINISH_THREADS 256
 
-/* Where an op is the first of a step, state's sums begin anew. */
 template <class T>
 __global__ void __launch_bounds__(128)
     k_algbn_squares(k_algbn_args a, float *__restrict__ square, bool first,
@@ -11,10 +10,7 @@ __global__ void __launch_bounds__(128)
 {
     __shared__ __align__(16) float sm[(sizeof(T) == 2 ? 3 : 4) * TILE_FLOATS];
     const int64_t across = (a.c + TILE - 1) / TILE;
-    if (blockIdx.x == 0 && threadIdx.x == 0 && first && header->first) {
-        state->algbn_ratio = 0;
-        state->algbn_exact = 0;
-    }
+    begin_ratios(first, header, state);
     product_tile<T, TILE_SQUARE> tile(a, NULL, blockIdx.x / across * TILE,
                                       blockIdx.x % across * TILE, a.c);
     tile.run(0, sm, square);
@@ -75,17 +71,21 @@ __global__ void __launch_bounds__(FINISH_THREADS)
     const int64_t k = blockIdx.x;
     const T *w = (const T *)s.w + k * s.c;
     const double m = (double)s.rows;
-    double v = 0;
-    for (int64_t j = threadIdx.x; j < s.c; j += FINISH_THREADS)
-        v += (double)k_type<T>::load(w[j]) * s.sum_a[j];
-    const double mean = block_sum(v) / m;
+    double v = 0, u = 0;
+    for (int64_t j = threadIdx.x; j < s.c; j += FINISH_THREADS) {
+        const double f = k_type<T>::load(w[j]);
+        v += f * s.sum_a[j];
+        u += f * f * s.gram[j * (s.c + 1)];
+    }
+    const double mean = block_sum(v) / m, apart = block_sum(u) / m;
     v = 0;
     for (int i = (int)threadIdx.x; i < shares; i += FINISH_THREADS)
         v += square[i * s.k + k];
     double var = block_sum(v) / m - mean * mean;
     if (var < 0)
         var = 0;
-    const double ratio = fabs(mean) / sqrt(var + s.eps);
+    const double far = mean * mean <= apart ? apart : mean * mean; /* NaN stays */
+    const double ratio = sqrt(far / (var + s.eps));
     const bool exact = !(ratio <= s.guard); /* the same in all threads */
     if (exact)
         var = exact_squares(s, w, (float *)sm) / m;
@@ -96,9 +96,7 @@ __global__ void __launch_bounds__(FINISH_THREADS)
     s.running_mean[k] = (float)((1 - s.momentum) * s.running_mean[k] + s.momentum * mean);
     s.running_var[k] =
         (float)((1 - s.momentum) * s.running_var[k] + s.momentum * var * m / (m - 1));
-    /* sums whose order does not matter: bits of floats >= 0 compare as integers */
-    if (ratio > state->algbn_ratio)
-        atomicMax((int *)&state->algbn_ratio, __float_as_int((float)ratio));
+    note_ratio(state, (float)ratio);
     if (exact)
         atomicAdd(&state->algbn_exact, 1);
 }

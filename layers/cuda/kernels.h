@@ -126,18 +126,21 @@ typedef struct k_algbn_args {
     const float *gamma, *mean, *invstd;     /* [k] */
     float *dw, *dgamma, *dbeta;             /* [k,c], [k], [k] */
     void *wa, *m, *constant;                /* [k,c], [c,c], [2·c] */
+    bool first;
 } k_algbn_args;
 size_t k_algbn_workspace(int64_t k, int64_t c);
-void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, void *workspace);
+/* State's algbn_… are set anew where `first` and header->first. */
+void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, const dnri_header *header,
+                  dnri_state *state, void *workspace);
 
-/* ---- algbn_stats.cu: its forward pass. State's algbn_… are set anew where `first` and header->first. */
+/* ---- algbn_stats.cu: its forward pass. The state likewise. */
 typedef struct k_algbn_stats_args {
     int type;
     int64_t rows, k, c;                                /* M; w [k,c] */
     const void *a, *w;                                 /* a [rows,c] */
     const float *gram, *sum_a;                         /* [c,c], [c] */
     float *running_mean, *running_var, *mean, *invstd; /* [k] */
-    double eps, momentum, guard; /* from which |mean|·invstd on the variance is made of a */
+    double eps, momentum, guard; /* from which r on (layers.h) the variance is made of a */
     bool first;
 } k_algbn_stats_args;
 size_t k_algbn_stats_workspace(int64_t k, int64_t c);

@@ -167,7 +167,7 @@ static void build_coef(bench *b)
     const int64_t c = b->l->c, k = b->l->k;
     const double m = (double)b->m;
     const dnr_dtype t = b->r.num.master;
-    const dnri_algbn_attr attr = {b->m};
+    const dnri_algbn_attr attr = {.rows = b->m, .first = true};
     const dnr_tid in[] = {
         leaf(b, dnri_desc4(t, k, 1, 1, c), sqrt(m), 0),
         leaf(b, dnri_desc4(t, c, 1, 1, c), sqrt(m), m / 4),
@@ -177,8 +177,18 @@ static void build_coef(bench *b)
         leaf(b, dnri_desc1(t, k), 0.2, 1),
         leaf(b, dnri_desc1(t, k), 0.3, 0),
         leaf(b, dnri_desc1(t, k), 0.1, 1),
+        dnri_slab_tensor(b->r.g, DNRI_HEADER),
     };
-    emit(b, &dnri_def_algbn_coef, &attr, sizeof attr, 8, in, 6);
+    dnr_tid out[7] = {DNRI_NONE,
+                      DNRI_NONE,
+                      DNRI_NONE,
+                      DNRI_NONE,
+                      DNRI_NONE,
+                      DNRI_NONE,
+                      dnri_slab_tensor(b->r.g, DNRI_STATE)};
+    OK(dnri_emit(b->r.g, &dnri_def_algbn_coef, "l", &attr, sizeof attr, 9, in, 7, out));
+    for (int i = 0; i < 6; i++)
+        b->out[i][b->copy] = rig_keep(&b->r, out[i]);
     b->bytes = (double)(k * c) * (8 + 2 * size_of(b)) + (double)(c * c) * (4 + size_of(b));
     b->flops = 4.0 * (double)(k * c * c);
 }

@@ -5,8 +5,8 @@
 #include <string.h>
 
 /* Inputs and outputs of algbn.coef. */
-enum { P, GRAM, SUM_A, SUM_DZ, W, GAMMA, MEAN, INVSTD };
-enum { DW, DGAMMA, DBETA, WA, M_OUT, C_OUT };
+enum { P, GRAM, SUM_A, SUM_DZ, W, GAMMA, MEAN, INVSTD, HEADER };
+enum { DW, DGAMMA, DBETA, WA, M_OUT, C_OUT, STATE };
 
 /* dy2 where dz is element i: of the same shape, or of every second pixel */
 static double dy2_at(const ref_step *s, int64_t i)
@@ -49,11 +49,30 @@ static void gram(const ref_step *s)
         ref_axpy(sum, 1, a + i * C, C);
 }
 
+/* The square of what cancels in a channel. */
+static double squared(const double *w, const double *g, double mean, int64_t C, double M)
+{
+    double apart = 0;
+    for (int64_t j = 0; j < C; j++)
+        apart += w[j] * w[j] * g[j * C + j] / M;
+    return mean * mean <= apart ? apart : mean * mean; /* NaN stays */
+}
+
+/* Takes note of the largest r, and of channels that took the long way. */
+static void note(dnri_state *state, const dnri_header *header, bool first, double r, int exact)
+{
+    const bool anew = first && header->first;
+    state->algbn_ratio = (float)(anew ? r : fmax(r, (double)state->algbn_ratio));
+    state->algbn_exact = anew ? exact : state->algbn_exact + exact;
+}
+
 static void coef(const ref_step *s)
 {
     const int64_t K = s->in[W].dim[0], C = s->in[W].dim[3];
-    const double M = (double)((const dnri_algbn_attr *)s->op.attr)->rows;
+    const dnri_algbn_attr *at = (const dnri_algbn_attr *)s->op.attr;
+    const double M = (double)at->rows;
     const double *p = s->at.in[P], *g = s->at.in[GRAM], *w = s->at.in[W];
+    double largest = 0;
     const double *sum_a = s->at.in[SUM_A], *sum_dz = s->at.in[SUM_DZ];
     const double *gamma = s->at.in[GAMMA], *mean = s->at.in[MEAN], *invstd = s->at.in[INVSTD];
     double *dw = s->at.out[DW], *dgamma = s->at.out[DGAMMA], *dbeta = s->at.out[DBETA];
@@ -62,6 +81,7 @@ static void coef(const ref_step *s)
     memset(c, 0, dnri_bytes(&s->out[C_OUT]));
     for (int64_t k = 0; k < K; k++) {
         const double *wk = w + k * C, *pk = p + k * C;
+        largest = fmax(largest, sqrt(squared(wk, g, mean[k], C, M)) * invstd[k]);
         dbeta[k] = sum_dz[k];
         dgamma[k] = invstd[k] * (ref_dot(pk, wk, C) - mean[k] * sum_dz[k]);
         const double A = gamma[k] * invstd[k], B = -A * invstd[k] * dgamma[k] / M;
@@ -75,6 +95,7 @@ static void coef(const ref_step *s)
     }
     for (int64_t i = 0; i < C; i++)
         ref_axpy(c, -sum_a[i] / M, m + i * C, C); /* the lower half of 64 bits is 0 */
+    note(s->at.out[STATE], s->at.in[HEADER], at->first, largest, 0);
 }
 
 static void dgrad(const ref_step *s)
@@ -120,7 +141,6 @@ static void stats(const ref_step *s)
     const double M = (double)at->rows, m = at->momentum;
     double *running_mean = s->at.in[S_MEAN], *running_var = s->at.in[S_VAR];
     double *mean = s->at.out[0], *invstd = s->at.out[1], largest = 0;
-    dnri_state *state = s->at.out[2];
     int exact = 0;
     for (int64_t k = 0; k < K; k++) {
         const double *w = (const double *)s->at.in[S_W] + k * C;
@@ -129,7 +149,7 @@ static void stats(const ref_step *s)
             square += w[j] * ref_dot(w, g + j * C, C);
         mean[k] = ref_dot(w, sum_a, C) / M;
         double var = fmax(0, square / M - mean[k] * mean[k]);
-        const double r = fabs(mean[k]) / sqrt(var + at->eps);
+        const double r = sqrt(squared(w, g, mean[k], C, M) / (var + at->eps));
         if (!(r <= DNRI_ALGBN_GUARD)) {
             var = exact_variance(s, w);
             exact++;
@@ -139,9 +159,7 @@ static void stats(const ref_step *s)
         running_mean[k] = (1 - m) * running_mean[k] + m * mean[k];
         running_var[k] = (1 - m) * running_var[k] + m * var * M / (M - 1);
     }
-    const bool anew = at->first && ((const dnri_header *)s->at.in[S_HEADER])->first;
-    state->algbn_ratio = (float)(anew ? largest : fmax(largest, (double)state->algbn_ratio));
-    state->algbn_exact = anew ? exact : state->algbn_exact + exact;
+    note(s->at.out[2], s->at.in[S_HEADER], at->first, largest, exact);
 }
 
 static void fold(const ref_step *s)
