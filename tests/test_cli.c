@@ -429,6 +429,19 @@ static void divergence(void **state)
           "step 1: ingest of input gives input.x fp32[64,8,8,3]", "correct data.mean and data.std");
 }
 
+static void evaluated_once(const char *run, double step)
+{
+    json_t *list = metrics(run), *r;
+    size_t i;
+    int n = 0;
+    json_array_foreach(list, i, r)
+    {
+        n += !strcmp(text_of(r, "event"), "eval") && number_of(r, "step") == step;
+    }
+    json_decref(list);
+    assert_int_equal(n, 1);
+}
+
 static void bad_pictures_are_reported(void **state)
 {
     NEEDS_CPU();
@@ -463,7 +476,24 @@ static void bad_pictures_are_reported(void **state)
     has(out_text, "saved after step 23 of 45; once the pictures are mended, go on with --out bad3");
     assert_int_equal(dnnrun("%s", args), 0);
     has(out_text, "after step 23 of 45");
+    has(out_text, "the evaluation after step 23 is still due");
     has(out_text, "on 1438 pictures");
+    evaluated_once("bad3", 23);
+    /* nor the evaluation, if the step was the last */
+    args = "train quickstart.cfg device=cpu data.val=digits_train train.max_steps=2 train.ema=0.9 "
+           "--out bad4 --resume auto";
+    snprintf(more, sizeof more, "%s data.max_bad=0", args);
+    for (int twice = 0; twice < 2; twice++) { /* the second time it cannot be made, either */
+        fails(3, more, "more than data.max_bad = 0", "raise data.max_bad");
+        assert_int_equal(access("bad4/checkpoints/step-000000002", F_OK), 0);
+    }
+    assert_int_equal(dnnrun("%s", args), 0);
+    has(out_text, "on 1438 pictures");
+    evaluated_once("bad4", 2);
+    assert_int_equal(dnnrun("%s", args), 0);
+    has(out_text, "complete after step 2: nothing to do");
+    has(out_text, "of 1438)");
+    evaluated_once("bad4", 2);
 }
 
 /* A run whose paths are long, no UTF-8 and look like comments is saved, evaluated and resumed. */

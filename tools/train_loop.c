@@ -63,6 +63,7 @@ typedef struct loop {
     double best; /* top-1 so far; < 0: none */
     int64_t best_step;
     dnr_eval_result last, last_ema;
+    bool owed;     /* of what falls due after step `seen`, something is not done */
     int64_t saved; /* step of the last checkpoint; < 0: none */
     double saved_time;
     int64_t bad[2]; /* pictures reported, training and validation */
@@ -327,11 +328,11 @@ static dnr_eval_result eval_of(const json_t *j)
 /* What the loop itself has to remember, so that records go on as if nothing had happened. */
 static char *loop_note(const loop *l)
 {
-    json_t *j = json_pack("{s:f, s:I, s:i, s:o, s:o, s:o, s:o, s:f, s:f}", "best", l->best,
-                          "best_step", (json_int_t)l->best_step, "evals", l->evals, "last",
-                          eval_json(&l->last), "last_ema", eval_json(&l->last_ema), "window",
-                          sums_json(&l->window), "recent", sums_json(&l->recent), "seconds",
-                          tool_now() - l->started, "eval_seconds", l->eval_seconds);
+    json_t *j = json_pack(
+        "{s:f, s:I, s:i, s:o, s:o, s:o, s:o, s:f, s:f, s:b}", "best", l->best, "best_step",
+        (json_int_t)l->best_step, "evals", l->evals, "last", eval_json(&l->last), "last_ema",
+        eval_json(&l->last_ema), "window", sums_json(&l->window), "recent", sums_json(&l->recent),
+        "seconds", tool_now() - l->started, "eval_seconds", l->eval_seconds, "owed", (int)l->owed);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     return text;
@@ -355,6 +356,7 @@ static dnr_status take_up(loop *l, const resume *r)
         l->recent = sums_of(json_object_get(j, "recent"));
         l->eval_seconds = json_real_value(json_object_get(j, "eval_seconds"));
         l->started -= json_real_value(json_object_get(j, "seconds"));
+        l->owed = json_is_true(json_object_get(j, "owed"));
     }
     json_decref(j);
     if (!r->from) /* another rank's */
@@ -421,6 +423,7 @@ static dnr_status after_step(loop *l, int64_t done)
     dnr_status st = DNR_OK;
     epochs = epochs < c->train.epochs ? epochs : c->train.epochs;
     l->epochs = epochs;
+    l->owed = true;
     if (end) {
         TOOL_TRY(st, catch_up(l));
         if (l->window.steps > 0)
@@ -432,10 +435,24 @@ static dnr_status after_step(loop *l, int64_t done)
         TOOL_TRY(st, catch_up(l));
         TOOL_TRY(st, evaluate(l));
     }
+    l->owed = false;
     if (end || l->best_step != best || save_due(l, done)) {
         TOOL_TRY(st, catch_up(l));
         TOOL_TRY(st, save(l));
     }
+out:
+    return st;
+}
+
+/* An evaluation that pictures ended is made after all, and saved with the weights that it was due for. */
+static dnr_status pay(loop *l)
+{
+    dnr_status st;
+    screen_print("the evaluation after step %lld is still due", (long long)l->seen);
+    l->epochs = (l->seen - 1) * l->s->global_batch / l->s->epoch_samples;
+    l->saved = -1;
+    TOOL_TRY(st, after_step(l, l->seen));
+    TOOL_TRY(st, save(l));
 out:
     return st;
 }
@@ -534,7 +551,9 @@ dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
     if (r->goes_on)
         TOOL_TRY(st, take_up(&l, r));
     int64_t done = l.seen;
-    if (done >= s->steps)
+    if (l.owed)
+        TOOL_TRY(st, pay(&l));
+    else if (done >= s->steps)
         screen_print("the run was complete after step %lld: nothing to do", (long long)done);
     const int64_t warm =
         s->steps - done > s->profile + 2 ? done + 2 : done; /* steps before a profile */
