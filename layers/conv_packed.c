@@ -34,7 +34,11 @@ static dnr_status infer(dnr_graph *g, dnri_op *op)
                       w.dim[3] == 3 ? dnri_desc4(x.dtype, w.dim[0], k, k, 3)
                                     : dnri_packed_weight(x.dtype, w.dim[0], k, attr_of(op)->packing,
                                                          attr_of(op)->conv.pad % 2)));
-    return dnri_out(g, op, 0, dnri_desc4(x.dtype, x.dim[0], p, q, w.dim[0]), "y");
+    DNR_TRY(dnri_out(g, op, 0, dnri_desc4(x.dtype, x.dim[0], p, q, w.dim[0]), "y"));
+    for (int i = 1; i < op->n_out; i++)
+        DNR_TRY(dnri_out(g, op, i, dnri_desc1(dnri_graph_numerics(g)->master, w.dim[0]),
+                         i == 1 ? "sum" : "sqsum"));
+    return DNR_OK;
 }
 
 static dnr_status wgrad_infer(dnr_graph *g, dnri_op *op)

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BWD_Y = 1, DY = 2, DY2 = 3 };              /* inputs of norm.bwd; DY, DY2 of norm_pool.bwd */
-enum { NORM_X = 0, NORM_IN = 6, SUM = 6, SQSUM }; /* of norm.train */
-enum { MASK = 3 };                                /* its output */
+enum { BWD_Y = 1, DY = 2, DY2 = 3 };           /* inputs of norm.bwd; DY, DY2 of norm_pool.bwd */
+enum { NORM_X = 0, NORM_IN = 6, POOL_IN = 5 }; /* of norm.train and norm_pool.train without sums */
+enum { MASK = 3 };                             /* its output */
 
 /* Rows of x for each of its channels from which algebraic batch norm pays: its small products grow with the channels
  * alone. */
@@ -57,7 +57,8 @@ dnr_status dnri_fuse_gradient_add(dnr_graph *g)
     return DNR_OK;
 }
 
-/* The norm.train that reads y and is the only op of the forward pass to do so, or NULL. */
+/* The norm.train or norm_pool.train without sums that reads y and is the only op of the forward pass to do so, or
+ * NULL. */
 static dnri_op *only_norm(dnr_graph *g, dnr_tid y)
 {
     dnri_op *norm = NULL;
@@ -67,10 +68,14 @@ static dnri_op *only_norm(dnr_graph *g, dnr_tid y)
         for (int k = 0; op->phase == DNRI_FORWARD && k < op->n_in; k++)
             if (op->in[k] == y) {
                 reads++;
-                norm = op->def == &dnri_def_norm_train && k == NORM_X ? op : NULL;
+                norm =
+                    k == NORM_X && ((op->def == &dnri_def_norm_train && op->n_in == NORM_IN) ||
+                                    (op->def == &dnri_def_norm_pool_train && op->n_in == POOL_IN))
+                        ? op
+                        : NULL;
             }
     }
-    return reads == 1 && norm && norm->n_in == NORM_IN ? norm : NULL;
+    return reads == 1 ? norm : NULL;
 }
 
 dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev)
@@ -78,19 +83,21 @@ dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev)
     DNR_TRY(dnri_graph_status(g));
     for (int i = 0; i < dnri_graph_ops(g); i++) {
         dnri_op *conv = dnri_graph_op(g, i), stats = *conv;
-        dnri_op *norm = conv->def == &dnri_def_conv ? only_norm(g, conv->out[0]) : NULL;
+        const bool plain = conv->def == &dnri_def_conv;
+        dnri_op *norm =
+            plain || conv->def == &dnri_def_packed_conv ? only_norm(g, conv->out[0]) : NULL;
         if (!norm)
             continue;
-        stats.def = &dnri_def_conv_stats;
+        if (plain)
+            stats.def = &dnri_def_conv_stats;
         stats.out[1] = stats.out[2] = DNRI_NONE;
         stats.n_out = 3;
         if (!dnri_device_prefers(dev, g, &stats))
             continue;
         DNR_TRY(stats.def->infer(g, &stats)); /* makes the sums */
         *conv = stats;
-        norm->in[SUM] = stats.out[1];
-        norm->in[SQSUM] = stats.out[2];
-        norm->n_in = SQSUM + 1;
+        norm->in[norm->n_in++] = stats.out[1];
+        norm->in[norm->n_in++] = stats.out[2];
     }
     return dnri_graph_status(g);
 }
@@ -128,8 +135,7 @@ dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *
     DNR_TRY(dnri_fuse_gradient_add(g));
     if (o->fusion == DNR_FUSION_OFF)
         return DNR_OK;
-    if (o->timed) /* else its engine is not taken: cuda/conv_packed.c */
-        DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
+    DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_input(g, dev, DNRI_BLOCKS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_statistics(g, dev));
     if (o->recompute == DNR_RECOMPUTE_NONE)

@@ -28,8 +28,9 @@ dnr_status dnri_fuse_norm_pool(dnr_graph *g);
  * a residual gradient is then never written. */
 dnr_status dnri_fuse_gradient_add(dnr_graph *g);
 
-/* A conv.fprop that a norm.train normalises, and that nothing else of the forward pass reads, becomes
- * conv.stats, and the norm takes its sums; where the device prefers that. */
+/* A conv.fprop that a norm.train or norm_pool.train normalises, and that nothing else of the forward pass reads, becomes
+ * conv.stats, and the norm takes its sums; likewise a conv_packed.fprop, which gives sums as well; where the device
+ * prefers that. */
 dnr_status dnri_fuse_statistics(dnr_graph *g, dnr_device *dev);
 
 /* A norm.train with ReLU and residual leaves a mask of y, and its norm.bwd reads that in place of y: a sixteenth

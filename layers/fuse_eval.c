@@ -182,14 +182,13 @@ dnr_status dnri_fuse_packed_fold(dnr_graph *g, dnr_device *dev)
     return dnri_graph_status(g);
 }
 
-dnr_status dnri_model_fuse_eval(dnr_graph *g, dnr_device *dev, dnr_fusion fusion, bool timed)
+dnr_status dnri_model_fuse_eval(dnr_graph *g, dnr_device *dev, dnr_fusion fusion)
 {
     if (fusion == DNR_FUSION_OFF)
         return dnri_graph_status(g);
     DNR_TRY(dnri_fuse_norm_eval(g, dev));
     DNR_TRY(dnri_fuse_pool_act(g, dev));
-    if (timed) /* as in training: cuda/conv_packed.c */
-        DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
+    DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_input(g, dev, DNRI_BLOCKS, DNRI_BLOCKS));
     return dnri_fuse_packed_fold(g, dev);
 }

@@ -53,7 +53,8 @@ extern const dnri_op_def dnri_def_conv_act, dnri_def_fold;
 
 /* ---- conv_packed.c: conv.fprop and conv.wgrad of pictures, 3 channels, that ingest.packed wrote; what a rewrite
  * makes of the first layer where the device has these ops. dw is as ever; w too, or packed (dnri_packed_weight).
- * conv_packed.fprop in {packed x, w} out {y};  conv_packed.wgrad in {packed x, dy} out {dw} */
+ * conv_packed.fprop in {packed x, w} out {y, sum?, sqsum?: master type [K]}: the sums are conv.stats'
+ * conv_packed.wgrad in {packed x, dy} out {dw} */
 typedef struct dnri_packed_conv_attr {
     dnri_conv_attr conv;
     int64_t packing; /* dnri_packing */
@@ -157,8 +158,8 @@ extern const dnri_op_def dnri_def_global_pool, dnri_def_global_pool_bwd;
 
 /* ---- norm_pool.c: norm with ReLU and the max pool that reads it, as one op; what a rewrite makes of the stem.
  * Equal are those pixels whose x are, or all of a channel where gamma is 0; the first wins.
- * norm_pool.train in {x, gamma, beta, running_mean, running_var} out {y, index, mean, invstd}: norm.train,
- *                 then max_pool.fprop with attr.positive
+ * norm_pool.train in {x, gamma, beta, running_mean, running_var, sum?, sqsum?} out {y, index, mean, invstd}:
+ *                 norm.train, then max_pool.fprop with attr.positive
  * norm_pool.apply in {x, gamma, beta, mean, invstd} out {y, index}: the recompute clone
  * norm_pool.bwd   in {x, index, dy, dy2?, gamma, mean, invstd} out {dx, dgamma, dbeta}: max_pool.bwd of dy + dy2,
  *                 then norm.bwd without a mask, since the index has it; attr: dnri_pool_attr */

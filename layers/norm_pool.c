@@ -2,7 +2,7 @@
  * them is never written. Made by the rewrite in fuse_pool.c, not by models. */
 #include "internal.h"
 
-enum { X, GAMMA, BETA, MEAN, VAR, N_IN };
+enum { X, GAMMA, BETA, MEAN, VAR, N_IN, SUM = N_IN, SQSUM };
 enum { Y, INDEX, OUT_MEAN, OUT_INVSTD, N_OUT };
 enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_MEAN, B_INVSTD, N_BWD_IN };
 enum { B_DX, B_DGAMMA, B_DBETA, N_BWD_OUT };
@@ -36,6 +36,8 @@ static dnr_status infer(dnr_graph *g, dnri_op *op)
     DNR_TRY(dnri_want(g, op, BETA, "bias", vector));
     DNR_TRY(dnri_want(g, op, MEAN, "mean", vector));
     DNR_TRY(dnri_want(g, op, VAR, "variance", vector));
+    for (int i = SUM; i < op->n_in; i++)
+        DNR_TRY(dnri_want(g, op, i, i == SUM ? "sum" : "sum of squares", vector));
     DNR_TRY(dnri_out(g, op, Y, y, "y"));
     y.dtype = DNR_U8;
     DNR_TRY(dnri_out(g, op, INDEX, y, "index"));
@@ -51,11 +53,19 @@ static dnr_status expand(dnr_graph *g, const dnri_op *from)
     const dnri_op op = *from; /* emits may move the list */
     const dnri_norm_pool_attr *a = attr_of(&op);
     const bool train = op.def == &dnri_def_norm_pool_train;
-    const dnr_tid in[] = {op.in[X], op.in[GAMMA], op.in[BETA], DNRI_NONE, op.in[MEAN], op.in[VAR]};
+    const bool sums = op.n_in > SUM;
+    const dnr_tid in[] = {op.in[X],
+                          op.in[GAMMA],
+                          op.in[BETA],
+                          DNRI_NONE,
+                          op.in[MEAN],
+                          op.in[VAR],
+                          sums ? op.in[SUM] : DNRI_NONE,
+                          sums ? op.in[SQSUM] : DNRI_NONE};
     dnr_tid z[] = {DNRI_NONE, op.out[OUT_MEAN], op.out[OUT_INVSTD]};
     dnr_tid out[] = {op.out[Y], op.out[INDEX]};
     DNR_TRY(dnri_emit(g, train ? &dnri_def_norm_train : &dnri_def_norm_apply, op.name, &a->norm,
-                      sizeof a->norm, 6, in, train ? 3 : 1, z));
+                      sizeof a->norm, sums ? 8 : 6, in, train ? 3 : 1, z));
     return dnri_emit(g, &dnri_def_max_pool, op.name, &a->pool, sizeof a->pool, 1, z, 2, out);
 }
 
@@ -65,6 +75,7 @@ static void reclone(const dnri_op *from, dnri_op *op)
     op->def = &dnri_def_norm_pool_apply;
     op->in[MEAN] = from->out[OUT_MEAN];
     op->in[VAR] = from->out[OUT_INVSTD];
+    op->n_in = N_IN;
     op->n_out = INDEX + 1;
 }
 

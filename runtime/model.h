@@ -25,7 +25,6 @@ dnr_status dnri_model_sync_norms(dnr_graph *g, int ranks);
 typedef struct dnri_fuse_opts {
     dnr_fusion fusion;
     dnr_recompute recompute;
-    bool timed;          /* the plan will time candidates */
     int64_t algbn_rows;  /* see dnri_fuse_algbn; 0 = what pays */
     size_t bucket_bytes; /* of communication; 0 = the default */
 } dnri_fuse_opts;
@@ -33,6 +32,6 @@ dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *
 
 /* In layers/fuse_eval.c: the same for a graph that evaluates. Norms are folded into convolutions, by ops of phase
  * PREPARE. */
-dnr_status dnri_model_fuse_eval(dnr_graph *g, dnr_device *dev, dnr_fusion fusion, bool timed);
+dnr_status dnri_model_fuse_eval(dnr_graph *g, dnr_device *dev, dnr_fusion fusion);
 
 #endif

@@ -70,7 +70,6 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
     DNR_TRY(dnri_model_fuse(g, t->dev,
                             &(dnri_fuse_opts){.fusion = sync ? DNR_FUSION_OFF : t->o.fusion,
                                               .recompute = t->o.recompute,
-                                              .timed = t->o.benchmark && !t->o.deterministic,
                                               .algbn_rows = t->extra.algbn_rows,
                                               .bucket_bytes = bucket_bytes(t)}));
     if (sync)
@@ -119,7 +118,7 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
         s = check_pins(t, g);
     if (s == DNR_OK)
         s = training ? emit_training(t, g, which == DNRI_LAST)
-                     : dnri_model_fuse_eval(g, t->dev, t->o.fusion, lower.benchmark);
+                     : dnri_model_fuse_eval(g, t->dev, t->o.fusion);
     if (s == DNR_OK && which == DNRI_LAST && t->o.pins && !t->pins_told) {
         t->pins_told = true;
         dnri_pins_remark(t->o.pins, g);

@@ -78,7 +78,8 @@ static void odd_weights(rig *r)
     OK(dnri_store_write(r->store, DNRI_MASTER, dnri_params_find(r->params, "bn1.bias"), beta));
 }
 
-static result run(form f, bool add)
+/* `sums`: the norm takes them from its convolution. */
+static result run(form f, bool add, bool sums)
 {
     static const double labels[N] = {2, 0};
     double x[PIXELS];
@@ -89,6 +90,9 @@ static result run(form f, bool add)
         OK(dnri_fuse_norm_pool(t.r.g));
     if (add)
         OK(dnri_fuse_gradient_add(t.r.g));
+    if (sums)
+        OK(dnri_fuse_statistics(t.r.g, rig_ref));
+    assert_int_equal(rig_count_ops(t.r.g, &dnri_def_conv_stats), sums ? 2 : 0);
     const bool fused = f != PLAIN;
     assert_int_equal(rig_count_ops(t.r.g, &dnri_def_norm_pool_train), fused);
     assert_int_equal(rig_count_ops(t.r.g, &dnri_def_norm_pool_bwd), fused);
@@ -136,7 +140,7 @@ static void result_free(result *o)
 
 static void test_equals_plain(void **state)
 {
-    result plain = run(PLAIN, false);
+    result plain = run(PLAIN, false, false);
     double zeros = 0, norm = 0;
     for (int64_t i = 0; i < plain.n_y; i++)
         zeros += plain.y[i] == 0;
@@ -144,11 +148,13 @@ static void test_equals_plain(void **state)
         norm += plain.grad[i] * plain.grad[i];
     assert_true(zeros > 0 && norm > 0);
     for (int f = PLAIN; f < FORMS; f++)
-        for (int add = 0; add < 2; add++) {
-            result o = run((form)f, add);
-            assert_true(rig_error(o.y, plain.y, plain.n_y) < 1e-14);
-            assert_true(rig_error(o.buffer, plain.buffer, plain.n_buffer) < 1e-14);
-            assert_true(rig_error(o.grad, plain.grad, plain.n_grad) < 1e-13);
+        for (int i = 0; i < 4; i++) {
+            const bool sums = i & 2; /* the variance is then a difference */
+            const double loose = sums ? 100 : 1;
+            result o = run((form)f, i & 1, sums);
+            assert_true(rig_error(o.y, plain.y, plain.n_y) < loose * 1e-14);
+            assert_true(rig_error(o.buffer, plain.buffer, plain.n_buffer) < loose * 1e-14);
+            assert_true(rig_error(o.grad, plain.grad, plain.n_grad) < loose * 1e-13);
             result_free(&o);
         }
     result_free(&plain);
@@ -215,7 +221,9 @@ static void test_clone(void **state)
     OK(dnri_emit(r.g, &dnri_def_norm_pool_train, "l", &a, sizeof a, 5, in, 4, out));
     const dnri_op from = *dnri_graph_op(r.g, 0);
     dnri_op clone = from;
+    clone.n_in = 7; /* had it read sums, its copy would not */
     from.def->reclone(&from, &clone);
+    assert_int_equal(clone.n_in, 5);
     assert_ptr_equal(clone.def, &dnri_def_norm_pool_apply);
     assert_int_equal(clone.n_out, 2);
     OK(dnri_emit(r.g, clone.def, "l", &a, sizeof a, 5, clone.in, 2, again));

@@ -3,6 +3,7 @@
  *
  *     test_norm_fused DEVICE PRECISION        test_norm_fused cuda fp16 */
 #include "probe.h"
+#include "../runtime/engine_ops.h"
 
 #include <string.h>
 
@@ -99,6 +100,90 @@ static void test_stats(void **state)
         skip();
 }
 
+/* ---- the stem over packed pictures with statistics, and the norm and pool that take them */
+
+static dnri_packed_conv_attr stem_attr(const shape *c)
+{
+    return (dnri_packed_conv_attr){{7, 2, 3, c->h, c->w}, DNRI_QUADS};
+}
+
+static bool device_has_stem(const shape *c)
+{
+    const dnri_packed_conv_attr a = stem_attr(c);
+    dnr_tid out[3] = {DNRI_NONE, DNRI_NONE, DNRI_NONE};
+    rig r;
+    rig_open(&r, probe_device, probe_precision, true);
+    const dnr_tid x = rig_leaf(&r, "x", dnri_desc4(r.num.compute, c->n, c->h, c->w, 4));
+    const dnr_tid w = rig_leaf(&r, "w", dnri_desc4(r.num.compute, c->k, 7, 7, 3));
+    OK(dnri_emit(r.g, &dnri_def_packed_conv, "l", &a, sizeof a, 2, (dnr_tid[]){x, w}, 3, out));
+    const bool has = dnri_device_supports(probe_device, r.g, dnri_graph_op_c(r.g, 0));
+    rig_close(&r);
+    return has;
+}
+
+/* Pictures with a fourth channel of zeros; weights as they are, or packed. */
+static void build_stem(probe *p, const shape *c)
+{
+    const dnri_packed_conv_attr a = stem_attr(c);
+    const dnri_norm_pool_attr b = {.norm = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, true},
+                                   .pool = {3, 2, 1, c->h / 2, c->w / 2, true}};
+    const dnr_tid x =
+        probe_leaf(p, "x", dnri_desc4(probe_compute(p), c->n, c->h, c->w, 4), 1, c->shift);
+    const dnr_tid w = probe_tensor(p, "w", c->k, 7, 7, c->special ? 4 : 3);
+    dnr_tid conv[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE}, apply[] = {DNRI_NONE, DNRI_NONE};
+    dnr_tid train[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE, DNRI_NONE};
+    double *v = probe_values(p, x), *u = probe_values(p, w);
+    for (int64_t i = 3; v && i < c->n * c->h * c->w * 4; i += 4)
+        v[i] = 0;
+    for (int64_t i = 3; u && c->special && i < c->k * 49 * 4; i += 4)
+        u[i] = 0;
+    probe_emit(p, &dnri_def_packed_conv, &a, sizeof a, 2, (dnr_tid[]){x, w}, 3, conv);
+    dnr_tid in[] = {conv[0],
+                    probe_vector(p, "gamma", c->k, 0.5, 1),
+                    probe_vector(p, "beta", c->k, 0.5, 0),
+                    probe_vector(p, "running_mean", c->k, 1, 0),
+                    probe_vector(p, "running_var", c->k, 0.1, 1),
+                    conv[1],
+                    conv[2]};
+    const dnr_tid running[] = {in[3], in[4]};
+    probe_emit(p, &dnri_def_norm_pool_train, &b, sizeof b, 7, in, 4, train);
+    in[3] = train[2];
+    in[4] = train[3];
+    probe_emit(p, &dnri_def_norm_pool_apply, &b, sizeof b, 5, in, 2, apply);
+    probe_result(p, "norm_pool sums", "y", train[0], POINT, 2 + c->shift);
+    probe_result(p, "norm_pool.apply", "y", apply[0], POINT, 2 + c->shift);
+    probe_result(p, "conv_packed", "y", conv[0], PRODUCT, 1);
+    probe_result(p, "conv_packed", "sum", conv[1], POINT, 1);
+    probe_result(p, "conv_packed", "sqsum", conv[2], POINT, 1);
+    probe_result(p, "norm_pool sums", "mean", train[2], POINT, 1);
+    probe_result(p, "norm_pool sums", "invstd", train[3], POINT, 1);
+    probe_result(p, "norm_pool sums", "running_mean", running[0], POINT, 1);
+    probe_result(p, "norm_pool sums", "running_var", running[1], POINT, 1);
+}
+
+/* ResNet's, and rows and columns that fill no tile; as many rows as keep blocks busy for several steps each. */
+static void test_stem(void **state)
+{
+    static const shape cases[] = {
+        {NHWC(2, 224, 224, 3), .k = 64, .shift = 1},
+        {NHWC(24, 192, 160, 3), .k = 64},
+        {NHWC(2, 224, 224, 3), .k = 64, .special = true},
+        {NHWC(3, 36, 42, 3), .k = 64, .special = true},
+        {NHWC(5, 10, 34, 3), .k = 64},
+        {NHWC(2, 4, 4, 3), .k = 64},
+        {NHWC(1, 448, 452, 3), .k = 64, .shift = 1},
+    };
+    int bad = 0, tried = 0;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        if (device_has_stem(&cases[i])) {
+            tried++;
+            bad += probe_run(build_stem, check_clone, &cases[i]);
+        }
+    assert_int_equal(bad, 0);
+    if (!tried)
+        skip();
+}
+
 /* ---- masks */
 
 /* The mask that norm.train leaves, and norm.bwd by it. */
@@ -166,6 +251,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_stem),
         cmocka_unit_test(test_mask),
     };
     const int rc = probe_open(argc, argv);

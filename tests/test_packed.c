@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CLASSES = 3, K = 8 };
+enum { CLASSES = 3 };
 
 static dnr_device *ref, *device;
 static dnr_precision precision;
@@ -25,17 +25,16 @@ typedef struct net {
     void *slot;
 } net;
 
-static const dnr_conv_opts stem = {K, 7, 2, 3};
-
+/* The stem's window, to k channels. */
 static void net_open(net *t, dnr_device *dev, dnr_precision p, int64_t n, int64_t h, int64_t w,
-                     const dnr_conv_opts *o)
+                     int k)
 {
     const dnri_ingest_attr in = {n, h, w, {0.017, 0.018, 0.017}, {-2.1, -2.0, -1.8}};
     dnr_tid x, labels;
     t->slot = NULL;
     rig_open(&t->r, dev, p, true);
     OK(dnri_ingest(t->r.g, &in, &x, &labels));
-    t->y = dnr_conv(t->r.g, "conv1", x, o);
+    t->y = dnr_conv(t->r.g, "conv1", x, &(dnr_conv_opts){k, 7, 2, 3});
     dnr_tid a = dnr_dense(t->r.g, "fc", dnr_global_avg_pool(t->r.g, "pool", t->y), CLASSES);
     OK(dnri_model_loss(t->r.g, a, labels, 0.1, 1.0 / (double)n));
     OK(dnri_graph_backward(t->r.g));
@@ -110,21 +109,23 @@ static int packed_ops(const dnr_graph *g)
  * order of sums differs; against ref their rounding shows, and that of y and dw. */
 static void test_equals_plain(void **state)
 {
-    static const int64_t sizes[][3] = {{2, 16, 16}, {3, 32, 20}, {1, 8, 10}};
+    static const int64_t sizes[][4] = {
+        {2, 16, 16, 8}, {3, 32, 20, 8}, {1, 8, 10, 8}, {2, 36, 42, 64}, {3, 4, 2, 64}};
     const bool exact = device->be == ref->be;
     const double unit = precision == DNR_PRECISION_BF16 ? 3.92e-3 : 4.9e-4;
     for (size_t i = 0; i < COUNT(sizes); i++) {
         const int64_t n = sizes[i][0], h = sizes[i][1], w = sizes[i][2];
+        const int k = (int)sizes[i][3];
         net plain, own;
-        net_open(&plain, ref, DNR_PRECISION_AUTO, n, h, w, &stem);
-        net_open(&own, device, precision, n, h, w, &stem);
+        net_open(&plain, ref, DNR_PRECISION_AUTO, n, h, w, k);
+        net_open(&own, device, precision, n, h, w, k);
         result want = run(&plain, n, h, w), same = run(&own, n, h, w);
         assert_int_equal(packed_ops(plain.r.g), 0);
         for (int form = 0; form < 4; form++) {
             const dnri_packing fprop = form & 1 ? DNRI_BLOCKS : DNRI_QUADS;
             const dnri_packing wgrad = form & 2 ? DNRI_BLOCKS : DNRI_QUADS;
             net t;
-            net_open(&t, device, precision, n, h, w, &stem);
+            net_open(&t, device, precision, n, h, w, k);
             OK(dnri_fuse_input(t.r.g, device, fprop, wgrad));
             if (packed_ops(t.r.g) == 0) {
                 assert_false(exact); /* ref has all */
@@ -139,8 +140,8 @@ static void test_equals_plain(void **state)
             const double y_plain = rig_error(same.y, want.y, got.n_y);
             const double dw_plain = rig_error(same.dw, want.dw, got.n_dw);
             print_message(
-                "packings %d and %d, %dx%dx%d: y %.1e (plain %.1e), dw %.1e (plain %.1e)\n", fprop,
-                wgrad, (int)n, (int)h, (int)w, y, y_plain, dw, dw_plain);
+                "packings %d and %d, %dx%dx%d to %d: y %.1e (plain %.1e), dw %.1e (plain %.1e)\n",
+                fprop, wgrad, (int)n, (int)h, (int)w, k, y, y_plain, dw, dw_plain);
             assert_true(y <= (exact ? 1e-13 : 2 * unit));
             assert_true(dw <= (exact ? 1e-13 : y_plain + dw_plain + unit));
             result_free(&got);
@@ -160,7 +161,7 @@ static void test_limits(void **state)
     for (int mode = 0; mode < MODES; mode++) {
         net t;
         dnr_tid z = DNRI_NONE;
-        net_open(&t, ref, DNR_PRECISION_AUTO, 2, mode == ODD ? 15 : 16, 16, &stem);
+        net_open(&t, ref, DNR_PRECISION_AUTO, 2, mode == ODD ? 15 : 16, 16, 8);
         const dnr_tid x = dnri_graph_op(t.r.g, 0)->out[0];
         if (mode == READ)
             OK(dnri_emit(t.r.g, &dnri_def_relu, "l", NULL, 0, 1, &x, 1, &z));

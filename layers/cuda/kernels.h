@@ -59,7 +59,8 @@ void k_norm_dz(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
 /* Column sums of x [rows,c] by blocks, part [block][c]; returns how many, at most k_norm_workspace bytes */
 int k_column_parts(cudaStream_t s, int type, int sms, const void *x, int64_t rows, int64_t c,
                    float *part);
-/* dbeta and dgamma from part: [block][Σ dz, Σ dz·(x − mean)][c]; or dbeta alone from [block][Σ dz][c], dgamma NULL */
+/* dbeta and dgamma from part: [block][Σ dz, Σ dz·(x − mean)][c]; or dbeta alone from [block][Σ dz][c], dgamma NULL.
+ * invstd NULL: both sums as they are */
 void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,
                       float *dgamma, float *dbeta);
 
@@ -98,7 +99,8 @@ void k_global_pool_bwd(cudaStream_t s, const k_pool_args *a, const void *dy, voi
 /* ---- norm_pool.cu: norm with ReLU, and max pool of windows that k_norm_pool_takes. */
 bool k_norm_pool_takes(const k_pool_args *g);
 size_t k_norm_pool_bwd_workspace(const k_pool_args *g);
-/* y [n,p,q,c] from x [n,h,w,c], mean and invstd */
+/* y [n,p,q,c] from x [n,h,w,c], mean and invstd; these and the running statistics from sum and sqsum where they are
+ * there */
 void k_norm_pool_apply(cudaStream_t s, const k_norm_args *a, const k_pool_args *g, uint8_t *index);
 /* a->dy and a->dy2: of the pooled y; a->dx of x */
 void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args *g,
@@ -222,6 +224,19 @@ typedef struct k_packed_args {
 void k_pack_weight(cudaStream_t s, const k_packed_args *a, const void *w, void *packed);
 /* dw, fp32, from its packed form in a->type */
 void k_unpack_dw(cudaStream_t s, const k_packed_args *a, const void *packed, float *dw);
+/* ---- stem.cu: convolution 7x7, stride 2, pad 3 of QUADS to 64 channels, sums in fp32. F16 and BF16. */
+typedef struct k_stem_args {
+    int type, sms, cc;
+    size_t shared;  /* bytes of shared memory that one block can have */
+    int n, h, w, k; /* x [n,h,w,4], y [n,h/2,w/2,k] */
+    int channels;   /* of the weights [k,7,7,channels]: 3, or 4 of which the last is not read */
+    const void *x, *weights;
+    void *y;
+    float *sum, *sqsum; /* [k]: Σ y and Σ y² of y as written, in a fixed order; or NULL */
+} k_stem_args;
+bool k_stem_takes(const k_stem_args *a);       /* from cc, shared, type and shapes */
+size_t k_stem_workspace(const k_stem_args *a); /* for sums */
+void k_stem(cudaStream_t s, const k_stem_args *a, void *workspace);
 /* Plain loops, for what cuDNN lacks. x [n,h,w,c], w [k,kernel,kernel,c], y [n,p,q,k]; dw in dw_type. */
 typedef struct k_conv_args {
     int type, sms;

@@ -137,36 +137,6 @@ enum source { /* what a channel is normalised by */
               FROM_SUMS
 };
 
-/* mean and invstd of a thread's channels from their sums; one thread for each channel keeps them. Only the
- * difference of squares needs fp64. */
-template <int N>
-__device__ void from_sums(const k_norm_args &a, const k_tile &t, float (&mean)[N],
-                          float (&invstd)[N])
-{
-    double over_m = 1 / (double)a.rows, m[N], var[N];
-    k_get_floats(a.sum + t.col * N, mean);
-    k_get_floats(a.sqsum + t.col * N, invstd);
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        m[j] = mean[j] * over_m;
-        var[j] = invstd[j] * over_m - m[j] * m[j];
-        var[j] = var[j] < 0 ? 0 : var[j]; /* rounding apart it is no less; NaN stays */
-        mean[j] = (float)m[j];
-        invstd[j] = 1 / sqrtf((float)(var[j] + a.eps));
-    }
-    if (t.row > 0)
-        return;
-    k_put_floats(a.mean + t.col * N, mean);
-    k_put_floats(a.invstd + t.col * N, invstd);
-    double unbiased = (double)a.rows / (double)(a.rows - 1);
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        float *rm = &a.running_mean[t.col * N + j], *rv = &a.running_var[t.col * N + j];
-        *rm = (float)((1 - a.momentum) * *rm + a.momentum * m[j]);
-        *rv = (float)((1 - a.momentum) * *rv + a.momentum * var[j] * unbiased);
-    }
-}
-
 /* y = act((x − mean) · gamma · invstd + beta + residual); y may be x or residual */
 template <class T, int N, bool RELU, bool ADD>
 __global__ void __launch_bounds__(APPLY_THREADS)

@@ -57,6 +57,36 @@ __device__ __forceinline__ void keep_statistics(const k_norm_args &a, int64_t c,
     a.running_var[c] = (float)((1 - momentum) * a.running_var[c] + momentum * unbiased);
 }
 
+/* mean and invstd of a thread's channels from their sums; one thread for each channel keeps them. Only the
+ * difference of squares needs fp64. */
+template <int N>
+__device__ __forceinline__ void from_sums(const k_norm_args &a, const k_tile &t, float (&mean)[N],
+                                          float (&invstd)[N])
+{
+    double over_m = 1 / (double)a.rows, m[N], var[N];
+    k_get_floats(a.sum + t.col * N, mean);
+    k_get_floats(a.sqsum + t.col * N, invstd);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        m[j] = mean[j] * over_m;
+        var[j] = invstd[j] * over_m - m[j] * m[j];
+        var[j] = var[j] < 0 ? 0 : var[j]; /* rounding apart it is no less; NaN stays */
+        mean[j] = (float)m[j];
+        invstd[j] = 1 / sqrtf((float)(var[j] + a.eps));
+    }
+    if (t.row > 0)
+        return;
+    k_put_floats(a.mean + t.col * N, mean);
+    k_put_floats(a.invstd + t.col * N, invstd);
+    double unbiased = (double)a.rows / (double)(a.rows - 1);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float *rm = &a.running_mean[t.col * N + j], *rv = &a.running_var[t.col * N + j];
+        *rm = (float)((1 - a.momentum) * *rm + a.momentum * m[j]);
+        *rv = (float)((1 - a.momentum) * *rv + a.momentum * var[j] * unbiased);
+    }
+}
+
 /* y, and its mask where there is one, of the x in v and the residual in z: one access at element `at` */
 template <class T, int N, bool RELU, bool ADD>
 __device__ __forceinline__ void put_y(const k_norm_args &a, T *y, int64_t at, k_vec<T, N> &v,

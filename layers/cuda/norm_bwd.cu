@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(32 * FINISH)
     if (c < channels && threadIdx.y == 0) {
         dbeta[c] = (float)s1;
         if (dgamma)
-            dgamma[c] = (float)(s2 * invstd[c]);
+            dgamma[c] = (float)(invstd ? s2 * invstd[c] : s2);
     }
 }
 

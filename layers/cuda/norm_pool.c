@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-enum { X, GAMMA, BETA, MEAN, VAR };
+enum { X, GAMMA, BETA, MEAN, VAR, SUM, SQSUM };
 enum { Y, INDEX, OUT_MEAN, OUT_INVSTD };
 enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_MEAN, B_INVSTD };
 
@@ -34,7 +34,7 @@ static int64_t rows_of(const dnr_desc *x)
 static dnr_status run_forward(dnri_cuda_op *s)
 {
     const dnri_norm_pool_attr *at = (const dnri_norm_pool_attr *)s->op.attr;
-    const bool train = s->op.def == &dnri_def_norm_pool_train;
+    const bool train = s->op.def == &dnri_def_norm_pool_train, sums = s->op.n_in > SUM;
     const k_pool_args g = geometry(s->dev, &at->pool, &s->in[X], &s->out[Y]);
     k_norm_args a = {.type = g.type,
                      .sms = g.sms,
@@ -47,11 +47,13 @@ static dnr_status run_forward(dnri_cuda_op *s)
                      .invstd = train ? s->at.out[OUT_INVSTD] : s->at.in[VAR],
                      .running_mean = s->at.in[MEAN],
                      .running_var = s->at.in[VAR],
+                     .sum = sums ? s->at.in[SUM] : NULL,
+                     .sqsum = sums ? s->at.in[SQSUM] : NULL,
                      .y = s->at.out[Y],
                      .eps = at->norm.eps,
                      .momentum = at->norm.momentum,
                      .relu = true};
-    if (train)
+    if (train && !sums)
         k_norm_stats(s->stream, &a, s->at.workspace);
     k_norm_pool_apply(s->stream, &a, &g, s->at.out[INDEX]);
     return DNR_OK;
@@ -96,20 +98,20 @@ static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_step *out)
 {
-    const bool train = op->def == &dnri_def_norm_pool_train,
+    const bool stats = op->def == &dnri_def_norm_pool_train && op->n_in <= SUM,
                bwd = op->def == &dnri_def_norm_pool_bwd;
     const k_pool_args a = geometry_of(dev, g, op);
     char impl[64], access[32];
     snprintf(impl, sizeof impl, "k_norm_pool %s %s",
              bwd     ? "sums+apply"
-             : train ? "stats+apply"
+             : stats ? "stats+apply"
                      : "apply",
              dnri_cuda_access((dnr_dtype)a.type, a.c, access));
-    DNR_TRY(dnri_cuda_lower(dev, g, op, bwd ? run_bwd : run_forward, train || bwd ? 3 : 1, impl,
+    DNR_TRY(dnri_cuda_lower(dev, g, op, bwd ? run_bwd : run_forward, stats || bwd ? 3 : 1, impl,
                             out, NULL));
     out->in_place = true;
     out->workspace = bwd     ? k_norm_pool_bwd_workspace(&a)
-                     : train ? k_norm_workspace(a.type, a.sms, a.c)
+                     : stats ? k_norm_workspace(a.type, a.sms, a.c)
                              : 0;
     return DNR_OK;
 }

@@ -1,8 +1,6 @@
 /* norm_pool.cu: batch norm, ReLU and max pool in one pass, and their gradients, for windows of 3x3 at every second
  * pixel, padded by 1, over even sides: the stem's. What lies between norm and pool exists in registers only. */
-#include "kernels.h"
-
-#include "../../runtime/cuda/vec.cuh"
+#include "norm.cuh"
 
 #define THREADS 256
 /* Blocks of a multiprocessor: a thread has nine (forward) or twelve (backward) loads in flight. */
@@ -43,8 +41,12 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     if (t.idle())
         return;
     float mean[N], scale[N], beta[N], sign[N];
-    k_get_floats(a.mean + t.col * N, mean);
-    k_get_floats(a.invstd + t.col * N, sign);
+    if (a.sum) {
+        from_sums(a, t, mean, sign);
+    } else {
+        k_get_floats(a.mean + t.col * N, mean);
+        k_get_floats(a.invstd + t.col * N, sign);
+    }
     k_get_floats(a.gamma + t.col * N, scale);
     k_get_floats(a.beta + t.col * N, beta);
 #pragma unroll

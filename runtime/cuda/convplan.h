@@ -26,8 +26,8 @@ typedef struct dnri_conv_plan {
     size_t workspace;
     float us; /* its time, or FLT_MAX where it was not timed */
     /* Of a problem that splits, the layer's verdict: one plan does it; fprop and a pass of our own do; a matrix product
-     * does; not judged yet */
-    enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES, DNRI_PRODUCT } verdict;
+     * does; not judged yet. Of one for which there is a convolution of our own: that does */
+    enum { DNRI_UNJUDGED, DNRI_ONE_PLAN, DNRI_TWO_PASSES, DNRI_PRODUCT, DNRI_OWN } verdict;
     char impl[64]; /* "cudnn eng67 k2=4,13=0": engine and knobs */
     dnri_cudnn_config config;
     char *pin; /* the user's choice that it is; NULL: our own */
@@ -54,6 +54,9 @@ dnr_status dnri_cuda_time(dnri_cuda *d, int type, size_t bytes,
 /* The value of cudnn.pin.LAYER.PASS that gives this plan; `sums`: with a pass of our own for statistics. NULL: none
  * does. */
 const char *dnri_cudnn_pin_text(const dnri_conv_plan *plan, bool sums, char text[DNRI_PIN]);
+/* A pin that asks for the kernel of our own, of which there is one for the stem (layers/cuda/conv_packed.c); elsewhere it
+ * is remarked upon. */
+#define DNRI_PIN_OWN "k_stem"
 /* The plan that the user has chosen for the op; NULL where there is none, or cuDNN does not make it, which is said
  * once. DNR_EUSAGE where the choice is of the wrong form. */
 dnr_status dnri_cudnn_pinned(dnri_cuda *d, const dnri_conv_problem *p, const dnr_graph *g,

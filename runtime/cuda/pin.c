@@ -96,6 +96,11 @@ dnr_status dnri_cudnn_pinned(dnri_cuda *d, const dnri_conv_problem *p, const dnr
     if (!dnri_pin_of(o, g, op, text))
         return DNR_OK;
     snprintf(name, sizeof name, "%s.%s", op->name, dnri_conv_pass(op));
+    if (strcmp(text, DNRI_PIN_OWN) == 0) {
+        dnri_log(DNR_LOG_WARN, "cudnn.pin.%s: no %s takes it here: an engine of cuDNN's is taken",
+                 name, text);
+        return DNR_OK;
+    }
     if (!parse(text, &sums, &config) || (sums && p->kind != DNRI_FPROP_STATS))
         return DNR_FAIL(DNR_EUSAGE,
                         "write it as dnnrun tune --export does: eng67 k2=4,13=0, with sums+ before "

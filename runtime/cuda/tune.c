@@ -356,7 +356,7 @@ static bool parse_choice(const char *text, dnri_conv_plan *plan, dnri_cudnn_conf
     float us;
     *c = (dnri_cudnn_config){0};
     if (sscanf(text, "engine %lld us %f verdict %d knobs%n", &engine, &us, &verdict, &end) != 3 ||
-        !end || engine < 0 || !(us > 0) || verdict < DNRI_UNJUDGED || verdict > DNRI_PRODUCT)
+        !end || engine < 0 || !(us > 0) || verdict < DNRI_UNJUDGED || verdict > DNRI_OWN)
         return false;
     for (text += end; *text; text += end) {
         end = 0;

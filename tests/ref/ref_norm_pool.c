@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-enum { X, GAMMA, BETA, MEAN, VAR };
+enum { X, GAMMA, BETA, MEAN, VAR, SUM, SQSUM };
 enum { Y, INDEX, OUT_MEAN, OUT_INVSTD };
 enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_MEAN, B_INVSTD };
 
@@ -54,15 +54,17 @@ static void train(const ref_step *s)
     const double *x = s->at.in[X], m = a->momentum;
     double *running_mean = s->at.in[MEAN], *running_var = s->at.in[VAR];
     double *saved_mean = s->at.out[OUT_MEAN], *saved_invstd = s->at.out[OUT_INVSTD];
+    const double *given_sum = s->op.n_in > SUM ? s->at.in[SUM] : NULL,
+                 *given_sqsum = s->at.in[SQSUM];
     REF_PARALLEL
     for (int64_t c = 0; c < C; c++) {
         double mean = 0, var = 0;
-        for (int64_t i = c; i < M * C; i += C)
+        for (int64_t i = c; !given_sum && i < M * C; i += C)
             mean += x[i];
-        mean /= (double)M;
-        for (int64_t i = c; i < M * C; i += C)
+        mean = (given_sum ? given_sum[c] : mean) / (double)M;
+        for (int64_t i = c; !given_sum && i < M * C; i += C)
             var += (x[i] - mean) * (x[i] - mean);
-        var /= (double)M;
+        var = given_sum ? fmax(0, given_sqsum[c] / (double)M - mean * mean) : var / (double)M;
         saved_mean[c] = mean;
         saved_invstd[c] = 1 / sqrt(var + a->eps);
         running_mean[c] = (1 - m) * running_mean[c] + m * mean;

@@ -75,6 +75,14 @@ static void fprop(const ref_step *s)
             for (int64_t k = 0; x && k < K; k++)
                 y[i * K + k] += ref_dot(w + weight_at(a, &s->in[1], k, j), x, 3);
         }
+    for (int which = 1; which < s->op.n_out; which++) {
+        double *sum = s->at.out[which];
+        for (int64_t k = 0; k < K; k++) {
+            sum[k] = 0;
+            for (int64_t i = k; i < dnri_count(d); i += K)
+                sum[k] += which == 1 ? y[i] : y[i] * y[i];
+        }
+    }
 }
 
 static void wgrad(const ref_step *s)
