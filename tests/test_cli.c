@@ -574,6 +574,21 @@ static void a_closed_pipe_stops_cleanly(void **state)
     assert_int_equal(dnnrun("eval piped"), 0);
 }
 
+/* Three runs at once: each in a folder of its own, and of one folder exactly one. */
+static void runs_at_once_share_no_folder(void **state)
+{
+    NEEDS_CPU();
+    sh("mkdir at-once && cd at-once && for i in 1 2 3; do { '%s' train quickstart.cfg device=cpu "
+       "data.val= "
+       "train.max_steps=2 >said 2>&1; } & done; wait",
+       tool);
+    sh("test $(ls -d at-once/runs/*/checkpoints/last | wc -l) = 3");
+    sh("cd at-once && for i in 1 2 3; do { '%s' train quickstart.cfg device=cpu data.val= "
+       "train.max_steps=2 --out one >said 2>&1; echo $? >code$i; } & done; wait",
+       tool);
+    sh("test \"$(sort at-once/code? | tr '\\n' ' ')\" = '0 2 2 '");
+}
+
 static void validation_of_other_classes_is_refused(void **state)
 {
     NEEDS_CPU();
@@ -604,6 +619,7 @@ int main(void)
         cmocka_unit_test(odd_paths),
         cmocka_unit_test(a_signal_stops_cleanly),
         cmocka_unit_test(a_closed_pipe_stops_cleanly),
+        cmocka_unit_test(runs_at_once_share_no_folder),
         cmocka_unit_test(validation_of_other_classes_is_refused),
     };
     return cmocka_run_group_tests(tests, cli_set_up, cli_tear_down);

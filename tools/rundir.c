@@ -54,27 +54,72 @@ static const char *inside(const rundir *r, const char *name, char buf[PATH_ROOM]
     return buf;
 }
 
+/* Does the name still stand for the open file? Whoever held the lock may have removed it. */
+static bool is_still(int fd, const char *path)
+{
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
 /* A lock ends with the process, however it ends; one that was killed just now may take a moment. A file system
  * without locks is used without. */
 static dnr_status take_lock(rundir *r, dnr_error *err)
 {
     char file[PATH_ROOM];
-    int fd = open(inside(r, ".lock", file), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return disk_error(file, "write", err);
-    r->lock = fd + 1;
-    for (double end = tool_now() + LOCK_WAIT_S; tool_now() < end; usleep(20000))
-        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+    inside(r, ".lock", file);
+    for (double end = tool_now() + LOCK_WAIT_S; tool_now() < end; usleep(20000)) {
+        int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd < 0)
+            return disk_error(file, "write", err);
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 ? is_still(fd, file) : errno != EWOULDBLOCK) {
+            r->lock = fd + 1;
             return DNR_OK;
+        }
+        close(fd);
+    }
     tool_fail(err, DNR_EUSAGE, "run directory", "another process is training in %.500s", r->path);
     return tool_remedy(err, "wait for it, stop it, or choose another folder with --out DIR");
 }
 
-dnr_status rundir_make(rundir *r, const cfg *c, const char *out, bool go_on, dnr_error *err)
+static dnr_status refuse_a_run(const rundir *r, const char *where, dnr_error *err)
 {
     static const char *const marks[] = {"resolved.cfg", "manifest.json", "metrics.jsonl",
                                         "checkpoints"};
     char file[PATH_ROOM];
+    for (size_t i = 0; i < sizeof marks / sizeof marks[0]; i++)
+        if (access(inside(r, marks[i], file), F_OK) == 0) {
+            tool_fail(err, DNR_EUSAGE, where, "%.500s already holds a run (it has %s)", r->path,
+                      marks[i]);
+            return tool_remedy(
+                err, "go on with it: --resume auto; or choose another folder with --out DIR");
+        }
+    return DNR_OK;
+}
+
+/* A new folder in runs/: other runs may begin, or end and remove what is empty, at the same moment. */
+static dnr_status make_new(rundir *r, const cfg *c, dnr_error *err)
+{
+    char stamp[32], again[8] = "";
+    time_t now = time(NULL);
+    struct tm tm;
+    dnr_status st;
+    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime_r(&now, &tm));
+    for (int i = 1; (st = make_folders("runs", err)) == DNR_OK; i++) {
+        if (i > 1)
+            snprintf(again, sizeof again, "-%d", i);
+        snprintf(r->path, sizeof r->path, "runs/%s-%s%s", c->name, stamp, again);
+        if (mkdir(r->path, 0777) == 0)
+            break;
+        if ((errno != EEXIST && errno != ENOENT) || i == 1000)
+            return disk_error(r->path, "make", err);
+    }
+    return st;
+}
+
+dnr_status rundir_make(rundir *r, const cfg *c, const char *out, bool go_on, dnr_error *err)
+{
+    dnr_status st;
     *r = (rundir){0};
     if (!out && *c->run.out)
         out = c->run.out;
@@ -85,27 +130,20 @@ dnr_status rundir_make(rundir *r, const cfg *c, const char *out, bool go_on, dnr
             return tool_remedy(err, "give a folder with --out DIR");
         }
         snprintf(r->path, sizeof r->path, "%s", out);
-    } else {
-        char stamp[32];
-        time_t now = time(NULL);
-        struct tm tm;
-        strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime_r(&now, &tm));
-        snprintf(r->path, sizeof r->path, "runs/%s-%s", c->name, stamp);
-        for (int i = 2; access(r->path, F_OK) == 0 && i < 100; i++) /* several in one second */
-            snprintf(r->path, sizeof r->path, "runs/%s-%s-%d", c->name, stamp, i);
     }
-    for (size_t i = 0; i < sizeof marks / sizeof marks[0] && !go_on; i++) {
-        if (access(inside(r, marks[i], file), F_OK) == 0) {
-            tool_fail(err, DNR_EUSAGE, out == c->run.out ? "run.out" : "command line",
-                      "%.500s already holds a run (it has %s)", r->path, marks[i]);
-            return tool_remedy(
-                err, "go on with it: --resume auto; or choose another folder with --out DIR");
-        }
-    }
-    dnr_status st = make_folders(r->path, err);
-    if (st == DNR_OK && access(r->path, W_OK) != 0)
+    const char *where = out && out == c->run.out ? "run.out" : "command line";
+    if (out && !go_on)
+        TOOL_TRY(st, refuse_a_run(r, where, err));
+    TOOL_TRY(st, out ? make_folders(r->path, err) : make_new(r, c, err));
+    if (access(r->path, W_OK) != 0) {
         st = disk_error(r->path, "write to", err);
-    return st == DNR_OK ? take_lock(r, err) : st;
+        goto out;
+    }
+    TOOL_TRY(st, take_lock(r, err));
+    if (!go_on) /* one may have begun, and ended, before the lock was ours */
+        TOOL_TRY(st, refuse_a_run(r, where, err));
+out:
+    return st;
 }
 
 static json_t *hex64(uint64_t v)
