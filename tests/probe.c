@@ -76,11 +76,13 @@ bool probe_judge(const char *op, const char *name, double error, double bound)
     return false;
 }
 
-void probe_print_worst(void)
+int probe_end(int failed)
 {
     for (int i = 0; i < n_worst; i++)
         print_message("%-16s %-14s worst error %.1e, bound %.1e\n", worst[i].op, worst[i].name,
                       worst[i].error, worst[i].bound);
+    probe_close();
+    return failed ? 1 : 0;
 }
 
 /* ---- building */

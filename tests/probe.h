@@ -14,7 +14,9 @@ extern dnr_precision probe_precision;
 /* Opens both. 0, or the exit code of a program that cannot go on: "PROGRAM DEVICE PRECISION". */
 int probe_open(int argc, char **argv);
 void probe_close(void);
-void probe_print_worst(void); /* error of each kind of output, beside its bound */
+/* Prints the error of each kind of output beside its bound, and closes. The exit code of a program of which so many
+ * tests failed. */
+int probe_end(int failed);
 
 typedef enum probe_kind {
     EXACT,   /* values are only moved, or are whole numbers */

@@ -285,8 +285,7 @@ static void test_scaler(void **state)
 static void wire_equals_ref(dnr_dtype type)
 {
     const dnri_update_opts none = {.last = false};
-    const dnri_wire_attr a = {
-        .offset = 9 * DNRI_PARAM_ALIGN, .count = 80 * DNRI_PARAM_ALIGN, type};
+    const dnri_wire_attr a = {.offset = 9 * DNRI_PARAM_ALIGN, .count = 80 * DNRI_PARAM_ALIGN, type};
     rig r[SIDES];
     double *wire[SIDES], *grad[SIDES];
     int64_t flat = 0;
@@ -353,10 +352,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_wire),
     };
     const int rc = probe_open(argc, argv);
-    if (rc)
-        return rc;
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    probe_print_worst();
-    probe_close();
-    return failed ? 1 : 0;
+    return rc ? rc : probe_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -600,10 +600,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_shortcut), cmocka_unit_test(test_loss),
     };
     const int rc = probe_open(argc, argv);
-    if (rc)
-        return rc;
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    probe_print_worst();
-    probe_close();
-    return failed ? 1 : 0;
+    return rc ? rc : probe_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -103,25 +103,35 @@ DNRI_INLINE void normalise(void *ctx, int slice, int64_t begin, int64_t end, boo
 }
 DNRI_KERNEL(normalise);
 
+/* Statistics of channel j from its sums over `rows` rows, running ones too. */
+static void set_statistics(const norm *s, int64_t j, int64_t rows, double sum, double square)
+{
+    float *running_mean = s->b.in[4], *running_var = s->b.in[5];
+    double m = (double)rows, w = s->momentum, unbiased = rows > 1 ? m / (m - 1) : 1;
+    double mu = sum / m, var = square / m - mu * mu;
+    var = var < 0 ? 0 : var; /* NaN passes */
+    ((float *)s->b.out[1])[j] = (float)mu;
+    ((float *)s->b.out[2])[j] = (float)(1 / sqrt(var + s->eps));
+    running_mean[j] = (float)((1 - w) * (double)running_mean[j] + w * mu);
+    running_var[j] = (float)((1 - w) * (double)running_var[j] + w * var * unbiased);
+}
+
+static void normalise_all(norm *s, const float *invstd)
+{
+    set_factor(s, s->b.in[1], invstd);
+    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+}
+
 static dnr_status train_run(void *ctx)
 {
     norm *s = ctx;
-    float *mean = s->b.out[1], *invstd = s->b.out[2];
-    float *running_mean = s->b.in[4], *running_var = s->b.in[5];
     dnri_slices(s->slices, s->m, moments_k[s->bf16], s);
-    double m = (double)s->m, w = s->momentum, unbiased = s->m > 1 ? m / (m - 1) : 1;
     for (int64_t j = 0; j < s->c; j++) {
         double sum, square;
         total(s, j, &sum, &square);
-        double mu = sum / m, var = square / m - mu * mu;
-        var = var < 0 ? 0 : var; /* NaN passes */
-        mean[j] = (float)mu;
-        invstd[j] = (float)(1 / sqrt(var + s->eps));
-        running_mean[j] = (float)((1 - w) * (double)running_mean[j] + w * mu);
-        running_var[j] = (float)((1 - w) * (double)running_var[j] + w * var * unbiased);
+        set_statistics(s, j, s->m, sum, square);
     }
-    set_factor(s, s->b.in[1], invstd);
-    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    normalise_all(s, s->b.out[2]);
     return DNR_OK;
 }
 
@@ -145,27 +155,16 @@ static dnr_status sync_run(void *ctx)
 {
     norm *s = ctx;
     const float *sum = s->b.in[6], *sqsum = s->b.in[7];
-    float *mean = s->b.out[1], *invstd = s->b.out[2];
-    float *running_mean = s->b.in[4], *running_var = s->b.in[5];
-    double m = (double)s->all_rows, w = s->momentum, unbiased = m / (m - 1);
-    for (int64_t j = 0; j < s->c; j++) {
-        double mu = (double)sum[j] / m, var = (double)sqsum[j] / m - mu * mu;
-        var = var < 0 ? 0 : var; /* NaN passes */
-        mean[j] = (float)mu;
-        invstd[j] = (float)(1 / sqrt(var + s->eps));
-        running_mean[j] = (float)((1 - w) * (double)running_mean[j] + w * mu);
-        running_var[j] = (float)((1 - w) * (double)running_var[j] + w * var * unbiased);
-    }
-    set_factor(s, s->b.in[1], invstd);
-    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    for (int64_t j = 0; j < s->c; j++)
+        set_statistics(s, j, s->all_rows, (double)sum[j], (double)sqsum[j]);
+    normalise_all(s, s->b.out[2]);
     return DNR_OK;
 }
 
 static dnr_status apply_run(void *ctx)
 {
     norm *s = ctx;
-    set_factor(s, s->b.in[1], s->b.in[5]);
-    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    normalise_all(s, s->b.in[5]);
     return DNR_OK;
 }
 

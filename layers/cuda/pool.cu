@@ -181,6 +181,32 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* dst ← `over` times the sum of src [n, height, width, c] over rows [r0, r1) and columns [s0, s1) of picture and vector
+ * of o. */
+template <class T, int N>
+__device__ void sum_part(const T *__restrict__ src, const k_at &o, int r0, int r1, int s0, int s1,
+                         int height, int width, int vecs, float over, T *__restrict__ dst)
+{
+    float sum[N];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        sum[j] = 0;
+    for (int r = r0; r < r1; r++)
+        for (int s = s0; s < s1; s++) {
+            float f[N];
+            k_unpack(k_load<T, N>(src + offset(o.n, r, s, o.v, height, width, vecs) * N), f);
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                sum[j] += f[j];
+        }
+    k_vec<T, N> v;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        sum[j] *= over;
+    k_pack(sum, v);
+    k_put(dst, v);
+}
+
 /* The padding counts as zeros, so the divisor is always kernel². */
 template <class T, int N>
 __global__ void __launch_bounds__(THREADS)
@@ -191,27 +217,9 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t it = (int64_t)blockIdx.x * THREADS + threadIdx.x; it < items;
          it += (int64_t)gridDim.x * THREADS) {
         k_at o(it, vecs, a.p, a.q);
-        float sum[N];
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            sum[j] = 0;
-        for (int r = 0; r < a.kernel; r++)
-            for (int s = 0; s < a.kernel; s++) {
-                int h = o.i * a.stride - a.pad + r, w = o.j * a.stride - a.pad + s;
-                if (h < 0 || h >= a.h || w < 0 || w >= a.w)
-                    continue;
-                float f[N];
-                k_unpack(k_load<T, N>(x + offset(o.n, h, w, o.v, a.h, a.w, vecs) * N), f);
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    sum[j] += f[j];
-            }
-        k_vec<T, N> v;
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            sum[j] *= over;
-        k_pack(sum, v);
-        k_put(y + it * N, v);
+        int h = o.i * a.stride - a.pad, w = o.j * a.stride - a.pad;
+        sum_part<T, N>(x, o, max(h, 0), min(h + a.kernel, a.h), max(w, 0), min(w + a.kernel, a.w),
+                       a.h, a.w, vecs, over, y + it * N);
     }
 }
 
@@ -224,27 +232,10 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t it = (int64_t)blockIdx.x * THREADS + threadIdx.x; it < items;
          it += (int64_t)gridDim.x * THREADS) {
         k_at o(it, vecs, a.h, a.w);
-        float sum[N];
         int p0, p1, q0, q1;
         windows(o.i, a.kernel, a.stride, a.pad, a.p, &p0, &p1);
         windows(o.j, a.kernel, a.stride, a.pad, a.q, &q0, &q1);
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            sum[j] = 0;
-        for (int p = p0; p < p1; p++)
-            for (int q = q0; q < q1; q++) {
-                float f[N];
-                k_unpack(k_load<T, N>(dy + offset(o.n, p, q, o.v, a.p, a.q, vecs) * N), f);
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    sum[j] += f[j];
-            }
-        k_vec<T, N> v;
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            sum[j] *= over;
-        k_pack(sum, v);
-        k_put(dx + it * N, v);
+        sum_part<T, N>(dy, o, p0, p1, q0, q1, a.p, a.q, vecs, over, dx + it * N);
     }
 }
 
