@@ -188,7 +188,7 @@ dnr_status dnri_comm_sum(dnr_comm *c, const char *what, dnri_sum type, void *dat
     if (dnri_comm_alone(c))
         return DNR_OK;
     enter(c, what);
-    dnr_status st = c->ops->begin_sum(c, type, data, n);
+    dnr_status st = c->ops->begin_sum(c, type, data, n, 0);
     return leave(c, what, st == DNR_OK ? c->ops->end_sums(c) : st);
 }
 
@@ -207,6 +207,11 @@ void dnri_comm_stage(dnr_comm *c, double allow_s, const char *fmt, ...)
 void dnr_comm_stage(dnr_comm *c, double allow_s, const char *text)
 {
     dnri_comm_stage(c, allow_s, "%s", text);
+}
+
+void dnri_comm_limit(dnr_comm *c, double seconds, const char *what)
+{
+    dnri_star_limit(c->star, seconds, what);
 }
 
 void dnri_comm_advance(dnr_comm *c)

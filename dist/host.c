@@ -31,7 +31,7 @@ static dnr_status run_wait(void *ctx)
 static dnr_status run_reduce(void *ctx)
 {
     reduce_step *s = ctx;
-    DNR_TRY(s->c->ops->begin_sum(s->c, (dnri_sum)s->a.sum, s->data, s->a.count));
+    DNR_TRY(s->c->ops->begin_sum(s->c, (dnri_sum)s->a.sum, s->data, s->a.count, (int)s->a.group));
     return s->a.wait == 2 ? run_wait(s) : DNR_OK;
 }
 
@@ -44,6 +44,10 @@ dnr_status dnri_host_lower(dnr_comm *c, const dnri_op *op, dnri_step *out)
     bool wait = op->def == &dnri_def_reduce_wait;
     if (!wait)
         memcpy(&s->a, op->attr, sizeof s->a);
+    if (s->a.group && c->ops->prepare && c->ops->prepare(c, (int)s->a.group) != DNR_OK) {
+        free(s);
+        return dnr_last_error()->status;
+    }
     *out = (dnri_step){.bind = bind,
                        .run = wait ? run_wait : run_reduce,
                        .drop = free,

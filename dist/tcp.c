@@ -15,7 +15,7 @@ typedef enum job_kind { JOB_BROADCAST, JOB_GATHER, JOB_SUM } job_kind;
 
 /* What a rank announces before each collective; rank 0 compares. */
 typedef struct announcement {
-    int64_t number, kind, type, bytes;
+    int64_t number, kind, type, bytes, group;
 } announcement;
 
 typedef struct job {
@@ -27,7 +27,8 @@ typedef struct job {
 typedef struct tcp {
     dnr_comm *c;
     pthread_t thread;
-    char *chunk; /* in rank 0: what came of another rank */
+    char *
+        chunk; /* in rank 0: what came of another rank, and behind it the sum of a group that is not its own */
     pthread_mutex_t lock;
     pthread_cond_t event; /* a job was added or done, or the thread is to leave */
     job queue[QUEUE];
@@ -85,20 +86,30 @@ static dnr_status compare(const tcp *t, int rank, const announcement *mine, cons
         (long long)mine->bytes, (long long)mine->number, (long long)mine->type);
 }
 
+/* The chunk of each rank of a group, added up in their order, back to each. `sum`: rank 0's own, or room. */
+static dnr_status sum_of_group(tcp *t, const job *j, int first, int end, char *sum, size_t bytes)
+{
+    const dnri_sum type = (dnri_sum)j->a.type;
+    if (first > 0)
+        DNR_TRY(get(t, first, sum, bytes));
+    for (int r = first + 1; r < end; r++) {
+        DNR_TRY(get(t, r, t->chunk, bytes));
+        dnri_sum_add(type, sum, t->chunk, bytes / dnri_sum_size(type));
+    }
+    for (int r = first > 0 ? first : 1; r < end; r++)
+        DNR_TRY(put(t, r, sum, bytes));
+    return DNR_OK;
+}
+
 static dnr_status sum_in_hub(tcp *t, const job *j)
 {
     size_t bytes = (size_t)j->a.bytes;
-    for (size_t at = 0; at < bytes; at += CHUNK) {
-        size_t some = bytes - at < CHUNK ? bytes - at : CHUNK;
-        char *sum = (char *)j->data + at;
-        for (int r = 1; r < t->c->world; r++) {
-            DNR_TRY(get(t, r, t->chunk, some));
-            dnri_sum_add((dnri_sum)j->a.type, sum, t->chunk,
-                         some / dnri_sum_size((dnri_sum)j->a.type));
-        }
-        for (int r = 1; r < t->c->world; r++)
-            DNR_TRY(put(t, r, sum, some));
-    }
+    const int group = j->a.group ? (int)j->a.group : t->c->world;
+    for (size_t at = 0; at < bytes; at += CHUNK)
+        for (int first = 0; first < t->c->world; first += group)
+            DNR_TRY(sum_of_group(t, j, first, first + group,
+                                 first ? t->chunk + CHUNK : (char *)j->data + at,
+                                 bytes - at < CHUNK ? bytes - at : CHUNK));
     return DNR_OK;
 }
 
@@ -222,13 +233,17 @@ static dnr_status wait_for(tcp *t, int64_t left)
     return st;
 }
 
-static dnr_status begin(tcp *t, job_kind kind, dnri_sum type, const void *mine, void *data,
-                        size_t bytes)
+static dnr_status begin(tcp *t, job_kind kind, dnri_sum type, int group, const void *mine,
+                        void *data, size_t bytes)
 {
     DNR_TRY(wait_for(t, QUEUE - 1));
     pthread_mutex_lock(&t->lock);
     t->queue[t->added % QUEUE] = (job){
-        .a = {.number = t->added, .kind = kind, .type = type, .bytes = (int64_t)bytes},
+        .a = {.number = t->added,
+              .kind = kind,
+              .type = type,
+              .bytes = (int64_t)bytes,
+              .group = group},
         .data = data,
         .mine = mine,
     };
@@ -240,19 +255,19 @@ static dnr_status begin(tcp *t, job_kind kind, dnri_sum type, const void *mine, 
 
 static dnr_status tcp_broadcast(dnr_comm *c, void *data, size_t bytes)
 {
-    DNR_TRY(begin(c->state, JOB_BROADCAST, DNRI_SUM_F32, NULL, data, bytes));
+    DNR_TRY(begin(c->state, JOB_BROADCAST, DNRI_SUM_F32, 0, NULL, data, bytes));
     return wait_for(c->state, 0);
 }
 
 static dnr_status tcp_allgather(dnr_comm *c, const void *mine, size_t bytes, void *all)
 {
-    DNR_TRY(begin(c->state, JOB_GATHER, DNRI_SUM_F32, mine, all, bytes));
+    DNR_TRY(begin(c->state, JOB_GATHER, DNRI_SUM_F32, 0, mine, all, bytes));
     return wait_for(c->state, 0);
 }
 
-static dnr_status tcp_begin_sum(dnr_comm *c, dnri_sum type, void *data, int64_t n)
+static dnr_status tcp_begin_sum(dnr_comm *c, dnri_sum type, void *data, int64_t n, int group)
 {
-    return begin(c->state, JOB_SUM, type, NULL, data, (size_t)n * dnri_sum_size(type));
+    return begin(c->state, JOB_SUM, type, group, NULL, data, (size_t)n * dnri_sum_size(type));
 }
 
 static dnr_status tcp_end_sums(dnr_comm *c)
@@ -286,7 +301,7 @@ static const dnri_comm_ops tcp_ops = {
 dnr_status dnri_tcp_open(dnr_comm *c)
 {
     tcp *t = calloc(1, sizeof *t);
-    char *chunk = malloc(CHUNK);
+    char *chunk = malloc((size_t)2 * CHUNK);
     if (!t || !chunk) {
         free(t);
         free(chunk);

@@ -53,7 +53,10 @@ static dnr_status bwd_sums_infer(dnr_graph *g, dnri_op *op)
     DNR_TRY(dnri_out(g, op, S_DGAMMA, vector, "dgamma"));
     DNR_TRY(dnri_out(g, op, S_DBETA, vector, "dbeta"));
     DNR_TRY(dnri_out(g, op, S_SUM, vector, "dsum"));
-    return dnri_out(g, op, S_DOT, vector, "ddot");
+    DNR_TRY(dnri_out(g, op, S_DOT, vector, "ddot"));
+    return ((const dnri_norm_bwd_attr *)op->attr)->residual
+               ? dnri_out(g, op, S_DRESIDUAL, *dnri_desc(g, op->in[B_X]), "dresidual")
+               : DNR_OK;
 }
 
 static dnr_status bwd_dx_infer(dnr_graph *g, dnri_op *op)
@@ -73,7 +76,7 @@ const dnri_op_def dnri_def_norm_bwd_dx = {.name = "norm.bwd.dx", .infer = bwd_dx
 
 typedef struct pass {
     dnr_graph *g;
-    int ranks;
+    int ranks, group;
     dnri_op *ops;
     int n;
 } pass;
@@ -103,6 +106,7 @@ static void append_reductions(pass *p, const dnri_op *like, dnr_tid a, dnr_tid b
             .sum = dnri_graph_numerics(p->g)->master == DNR_F64 ? DNRI_SUM_F64 : DNRI_SUM_F32,
             .bucket = -1,
             .wait = 1 + i,
+            .group = p->group,
         };
         memcpy(op->attr, &attr, sizeof attr);
         op->n_in = op->n_out = 1;
@@ -162,11 +166,14 @@ static dnr_status sync_backward(pass *p, const dnri_op *from)
     return dx->def->infer(p->g, dx);
 }
 
-dnr_status dnri_model_sync_norms(dnr_graph *g, int ranks)
+dnr_status dnri_model_sync_norms(dnr_graph *g, int ranks, int group)
 {
     DNR_TRY(dnri_graph_status(g));
     const int n = dnri_graph_ops(g);
-    pass p = {.g = g, .ranks = ranks, .ops = malloc((size_t)(4 * n + 1) * sizeof *p.ops)};
+    pass p = {.g = g,
+              .ranks = group ? group : ranks,
+              .group = group,
+              .ops = malloc((size_t)(4 * n + 1) * sizeof *p.ops)};
     if (!p.ops)
         return DNR_FAIL_NOMEM();
     dnr_status st = DNR_OK;

@@ -29,9 +29,12 @@ typedef struct dnri_comm_ops {
     /* Of all to all, in the order of ranks. */
     dnr_status (*allgather)(dnr_comm *c, const void *mine, size_t bytes, void *all);
     /* Sums over ranks, in place, to the same bits everywhere: begin_sum returns at once, end_sums when all that were
-     * begun are done. For steps: nothing allocates. */
-    dnr_status (*begin_sum)(dnr_comm *c, dnri_sum type, void *data, int64_t n);
+     * begun are done. For steps: nothing allocates. `group`: over each so many ranks, the first ones, the next ones …;
+     * 0: over all. */
+    dnr_status (*begin_sum)(dnr_comm *c, dnri_sum type, void *data, int64_t n, int group);
     dnr_status (*end_sums)(dnr_comm *c);
+    /* Before the first sum of such a group; NULL: nothing is to be done. */
+    dnr_status (*prepare)(dnr_comm *c, int group);
     void (*close)(dnr_comm *c); /* frees c->state */
 } dnri_comm_ops;
 
@@ -91,6 +94,9 @@ dnr_status dnri_comm_sum(dnr_comm *c, const char *what, dnri_sum type, void *dat
 /* Where this rank stands, for the others' messages. They may wait for it for timeout_s, or allow_s where that is more. */
 void dnri_comm_stage(dnr_comm *c, double allow_s, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* This rank is lost if this is not called again within `seconds`, 0: no limit: for calls of libraries that may hang. `what`:
+ * static text. */
+void dnri_comm_limit(dnr_comm *c, double seconds, const char *what);
 /* It has come to the next point at which ranks meet. */
 void dnri_comm_advance(dnr_comm *c);
 /* DNR_OK, or who is lost, or what became of the reductions. Never waits. */

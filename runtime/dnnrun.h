@@ -269,7 +269,8 @@ typedef struct dnr_model_opts {
     int classes;
     const char *stem;        /* "imagenet" or "cifar"; NULL = the model's usual one */
     bool zero_init_residual; /* last batch norm of each block starts at gamma = 0 */
-    bool sync_bn; /* of several ranks: batch norm over the batches of all (not on CUDA yet) */
+    bool sync_bn;            /* of several ranks: batch norm over the batches of all, */
+    int sync_bn_group;       /* or of so many ranks each, in their order; 0: of all */
 } dnr_model_opts;
 
 /* NULL-terminated list of the models that dnr_trainer_create knows. */

@@ -17,8 +17,8 @@ dnr_status dnri_model_loss(dnr_graph *g, dnr_tid logits, dnr_tid labels, double 
                            double grad_scale);
 
 /* In layers/sync_norm.c: rewrites a training graph, after its gradient walk, so that batch norms work on the batches of all
- * ranks. */
-dnr_status dnri_model_sync_norms(dnr_graph *g, int ranks);
+ * ranks, or of `group` ranks each where that is not 0. */
+dnr_status dnri_model_sync_norms(dnr_graph *g, int ranks, int group);
 
 /* In layers/fuse.c: rewrites a training graph, after its gradient walk and before recomputation, into an equal
  * one with fewer passes over memory. */

@@ -42,6 +42,7 @@ typedef struct pass {
     int after_loss; /* the op behind which the metrics are */
     dnri_op *ops;   /* the new list */
     int n_ops;
+    bool one_lane;
 } pass;
 
 dnr_status dnri_graph_buckets(const dnr_graph *g, size_t bytes, dnri_bucket **out, int *n)
@@ -107,7 +108,8 @@ static dnri_op *append(pass *p, const dnri_op_def *def, const char *name, const 
 static void append_reduce(pass *p, const char *name, dnr_tid t, dnri_sum sum, int64_t offset,
                           int64_t count, int64_t bucket)
 {
-    dnri_reduce_attr a = {.offset = offset, .count = count, .sum = sum, .bucket = bucket};
+    dnri_reduce_attr a = {
+        .offset = offset, .count = count, .sum = sum, .bucket = bucket, .wait = p->one_lane};
     dnri_op *op =
         append(p, &dnri_def_reduce, name, &a, sizeof a, bucket < 0 ? DNRI_FORWARD : DNRI_BACKWARD);
     op->n_in = op->n_out = 1;
@@ -193,7 +195,7 @@ static dnr_status rewrite(pass *p, const dnri_reduce_opts *o)
 dnr_status dnri_rewrite_reduce(dnr_graph *g, const dnri_reduce_opts *o)
 {
     DNR_TRY(dnri_graph_status(g));
-    pass p = {.g = g, .after_loss = place_of_loss(g)};
+    pass p = {.g = g, .after_loss = place_of_loss(g), .one_lane = o->one_lane};
     dnri_params_seal(dnri_graph_params(g));
     DNR_TRY(dnri_graph_buckets(g, o->bytes, &p.bucket, &p.n));
     p.after = malloc((size_t)(p.n + 1) * sizeof *p.after);

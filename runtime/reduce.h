@@ -19,6 +19,7 @@ typedef struct dnri_reduce_attr {
     int64_t
         wait; /* 0: on the comm lane. On the compute lane, which goes on with the sums: 1: with a later
                        reduction's, 2: at once */
+    int64_t group; /* over each so many ranks, in their order; 0: over all */
 } dnri_reduce_attr;
 extern const dnri_op_def dnri_def_reduce;
 /* reduce.wait: in {t}, out {t}: all sums begun so far are there. */
@@ -38,6 +39,8 @@ typedef struct dnri_reduce_opts {
     size_t bytes;   /* of a bucket; the first has DNRI_BUCKET_FIRST where that is less */
     bool sums;      /* accumulate > 1: a bucket is folded into GSUM first, and that is reduced */
     dnr_dtype wire; /* gradients travel as F16 or BF16; else as they are */
+    bool
+        one_lane; /* other reductions run on the compute lane: so must all, for a library that takes them in turn */
 } dnri_reduce_opts;
 
 /* The buckets of a graph whose parameters are sealed. `*out` from malloc. */

@@ -55,7 +55,7 @@ static size_t bucket_bytes(const dnr_trainer *t)
 static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
 {
     const dnr_optim_opts *o = &t->o.optim;
-    bool sync = t->o.model.sync_bn && t->world > 1; /* its sums stand between what fusion joins */
+    bool sync = t->o.model.sync_bn && t->comm; /* its sums stand between what fusion joins */
     dnri_update_opts update = {.sums = t->o.accumulate > 1,
                                .last = last,
                                .reduced = last && t->comm,
@@ -73,14 +73,16 @@ static dnr_status emit_training(dnr_trainer *t, dnr_graph *g, bool last)
                                               .algbn_rows = t->extra.algbn_rows,
                                               .bucket_bytes = bucket_bytes(t)}));
     if (sync)
-        DNR_TRY(dnri_model_sync_norms(g, t->world));
+        DNR_TRY(dnri_model_sync_norms(g, t->world, t->o.model.sync_bn_group));
     DNR_TRY(t->remake ? dnri_rewrite_remake(g, t->remake)
                       : dnri_rewrite_recompute(g, t->o.recompute));
     if (update.reduced) {
         static const dnr_dtype wire[] = {
             [DNR_REDUCE_F32] = DNR_F32, [DNR_REDUCE_F16] = DNR_F16, [DNR_REDUCE_BF16] = DNR_BF16};
-        dnri_reduce_opts reduce = {
-            .bytes = bucket_bytes(t), .sums = update.sums, .wire = wire[t->o.reduce]};
+        dnri_reduce_opts reduce = {.bytes = bucket_bytes(t),
+                                   .sums = update.sums,
+                                   .wire = wire[t->o.reduce],
+                                   .one_lane = sync};
         DNR_TRY(dnri_rewrite_reduce(g, &reduce));
     }
     return dnri_emit_update(g, &update);
@@ -437,9 +439,11 @@ static dnr_status set_up(dnr_trainer *t, const dnr_trainer_opts *opts)
                         "set dist.reduce_type = bf16 or fp32, or train.precision = fp16",
                         "dist.reduce_type is fp16 and the loss is not scaled: small gradients "
                         "would vanish");
-    if (t->o.model.sync_bn && t->world > 1 && t->dev->be->queue)
-        return DNR_FAIL(DNR_EUSAGE, "set model.sync_bn = false, or device = cpu",
-                        "%s has no batch norm over several ranks yet", t->dev->name);
+    if (t->o.model.sync_bn && t->comm && t->o.model.sync_bn_group &&
+        t->world % t->o.model.sync_bn_group)
+        return DNR_FAIL(DNR_EUSAGE, "use a divisor of the number of ranks, or 0 for all of them",
+                        "model.sync_bn_group is %d, and there are %d ranks",
+                        t->o.model.sync_bn_group, t->world);
     t->params = dnri_params_new();
     if (!t->params)
         return DNR_FAIL_NOMEM();

@@ -71,6 +71,8 @@ static dnr_status check(const dnr_trainer_opts *o)
     CHECK(o->model.name, "name a model, for example resnet50", "no model is named");
     CHECK(o->model.classes >= 1, "set model.classes to the number of classes",
           "model.classes is %d", o->model.classes);
+    CHECK(o->model.sync_bn_group >= 0, "use a number of ranks; 0: all", "model.sync_bn_group is %d",
+          o->model.sync_bn_group);
     CHECK(o->batch >= 0 && o->batch <= 1 << 16 && o->eval_batch > 0 && o->eval_batch <= 1 << 16,
           "use a number in 1…65536", "train.batch is %lld, the evaluation's %lld",
           (long long)o->batch, (long long)o->eval_batch);

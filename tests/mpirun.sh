@@ -30,6 +30,9 @@ if [ -e "$(dirname "$tool")/dnnrun-mpi.so" ]; then
     "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=20 dist.transport=mpi --out mpi4 >mpi4.log 2>&1 || fail "MPI"
     grep -q "started by Open MPI, mpi" mpi4.log || fail "MPI is not said"
     "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=4 dist.transport=mpi dist.reduce_type=bf16 --out mpi16 >mpi16.log 2>&1 || fail "MPI in bf16"
+    for t in tcp mpi; do
+        "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=3 model.sync_bn=true model.sync_bn_group=2 dist.transport=$t --out sync-$t >sync-$t.log 2>&1 || fail "sync_bn in groups over $t"
+    done
     "${launch[@]}" -n 2 "$tool" bench allreduce device=cpu dist.transport=mpi --most 4 >bench.log 2>&1 || fail "MPI's sums"
     python3 - <<'PY'
 import json
@@ -37,6 +40,9 @@ def losses(run):
     return [r["loss"] for r in map(json.loads, open(f"{run}/metrics.jsonl")) if r["event"] == "train"]
 a, b, c = losses("run4")[:4], losses("mpi4")[:4], losses("mpi16")[:4]  # later on, rounding in another order is amplified
 print(a, b, c)
+s, t = losses("sync-tcp"), losses("sync-mpi")
+print(s, t)
+assert len(s) == 3 and s[1:] != a[1:3] and all(abs(x / y - 1) < 1e-4 for x, y in zip(s, t))
 assert len(a) == 4 and all(abs(x / y - 1) < 1e-3 for x, y in zip(a, b))
 assert c[0] == b[0] and c != b and all(abs(x / y - 1) < 1e-2 for x, y in zip(a, c))
 PY

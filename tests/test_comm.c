@@ -38,9 +38,9 @@ static void sums(dnr_comm *c, int64_t n)
         d[i] = part(c->rank, i);
         w[i] = (int64_t)part(c->rank, i);
     }
-    OK(c->ops->begin_sum(c, DNRI_SUM_F32, f, n)); /* all on their way at once */
-    OK(c->ops->begin_sum(c, DNRI_SUM_F64, d, n));
-    OK(c->ops->begin_sum(c, DNRI_SUM_I64, w, n));
+    OK(c->ops->begin_sum(c, DNRI_SUM_F32, f, n, 0)); /* all on their way at once */
+    OK(c->ops->begin_sum(c, DNRI_SUM_F64, d, n, 0));
+    OK(c->ops->begin_sum(c, DNRI_SUM_I64, w, n, 0));
     OK(c->ops->end_sums(c));
     for (int64_t i = 0; i < n; i++)
         assert_true(f[i] == (float)whole(c->world, i) && d[i] == whole(c->world, i) &&
@@ -112,11 +112,37 @@ static void case_collectives(void **state)
     for (int r = 0; r < RANKS_MOST; r++)
         assert_true(all[r] == (r < c->world ? r + 0.5 : 0));
     for (int i = 0; i < 600; i++) /* more than the queue holds */
-        OK(c->ops->begin_sum(c, DNRI_SUM_F64, &v[i], 1));
+        OK(c->ops->begin_sum(c, DNRI_SUM_F64, &v[i], 1, 0));
     OK(c->ops->end_sums(c));
     for (int i = 0; i < 600; i++)
         assert_true(v[i] == (double)i * c->world);
     free(v);
+    dnr_comm_close(c, NULL);
+}
+
+/* Sums over groups, among others over all. */
+static void case_groups(void **state)
+{
+    dnr_comm *c = rank_open(20);
+    const int size = atoi(getenv("SIZE")), first = c->rank / size * size;
+    if (c->ops->prepare)
+        OK(c->ops->prepare(c, size));
+    for (int64_t n = 1; n <= MANY; n = n * 1000 + 1) {
+        float *f = calloc((size_t)n, sizeof *f), *all = calloc((size_t)n, sizeof *all);
+        for (int64_t i = 0; i < n; i++)
+            f[i] = all[i] = (float)part(c->rank, i);
+        OK(c->ops->begin_sum(c, DNRI_SUM_F32, f, n, size));
+        OK(c->ops->begin_sum(c, DNRI_SUM_F32, all, n, 0));
+        OK(c->ops->end_sums(c));
+        for (int64_t i = 0; i < n; i++) {
+            double sum = 0;
+            for (int r = first; r < first + size; r++)
+                sum += part(r, i);
+            assert_true(f[i] == (float)sum && all[i] == (float)whole(c->world, i));
+        }
+        free(f);
+        free(all);
+    }
     dnr_comm_close(c, NULL);
 }
 
@@ -217,10 +243,11 @@ static void case_leave(void **state)
 }
 
 static const struct CMUnitTest cases[] = {
-    cmocka_unit_test(case_collectives), cmocka_unit_test(case_same_bits),
-    cmocka_unit_test(case_compare),     cmocka_unit_test(case_mismatch),
-    cmocka_unit_test(case_victim),      cmocka_unit_test(case_no_callback),
-    cmocka_unit_test(case_open),        cmocka_unit_test(case_leave),
+    cmocka_unit_test(case_groups),      cmocka_unit_test(case_collectives),
+    cmocka_unit_test(case_same_bits),   cmocka_unit_test(case_compare),
+    cmocka_unit_test(case_mismatch),    cmocka_unit_test(case_victim),
+    cmocka_unit_test(case_no_callback), cmocka_unit_test(case_open),
+    cmocka_unit_test(case_leave),
 };
 
 /* ================================================================ tests */
@@ -239,6 +266,14 @@ static void collectives(void **state)
     for (int world = 1; world <= 4; world++)
         ranks_pass(world, "case_collectives", NULL);
     ranks_pass(3, "case_collectives", tcp(master));
+}
+
+static void groups(void **state)
+{
+    ranks_pass(4, "case_groups", "SIZE=2");
+    ranks_pass(6, "case_groups", "SIZE=3");
+    ranks_pass(3, "case_groups", "SIZE=1");
+    ranks_pass(2, "case_groups", "SIZE=2");
 }
 
 static void same_bits(void **state)
@@ -518,6 +553,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_launchers),
         cmocka_unit_test(collectives),
+        cmocka_unit_test(groups),
         cmocka_unit_test(same_bits),
         cmocka_unit_test(compares),
         cmocka_unit_test(mismatched_sizes_do_not_hang),

@@ -26,6 +26,7 @@ typedef struct cfg {
         char name[CFG_TEXT];
         int64_t classes, stem;
         bool zero_init_residual, sync_bn;
+        int64_t sync_bn_group;
     } model;
     struct {
         char train[CFG_TEXT], val[CFG_TEXT], class_map[CFG_TEXT], val_class_map[CFG_TEXT];

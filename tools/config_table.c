@@ -57,8 +57,11 @@ const cfg_key cfg_keys[] = {
     BOOL("model.sync_bn", model.sync_bn, "false",
          "Of several ranks: batch norm over the batches of all ranks together, so that N ranks are "
          "one with the N-fold batch; without it each has statistics of its own, as in PyTorch's "
-         "DDP. For small batches a rank: it makes ranks wait for each other in every layer. Not "
-         "on CUDA yet."),
+         "DDP. For small batches a rank: it makes ranks wait for each other in every layer, and "
+         "layers are not fused."),
+    INT("model.sync_bn_group", model.sync_bn_group, 0, 65536, "0", "ranks",
+        "`model.sync_bn` over the batches of so many ranks each, in their order, such as those of "
+        "one host: a divisor of the number of ranks. 0: of all."),
 
     PATH("data.train", data.train,
          "Training pictures: a folder with one folder a class; a flat folder with "

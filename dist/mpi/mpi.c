@@ -12,6 +12,8 @@ enum { MOST = 256 }; /* sums under way */
 
 typedef struct mpi {
     MPI_Comm comm;
+    MPI_Comm group; /* of so many ranks; MPI_COMM_NULL: none yet */
+    int group_size;
     MPI_Datatype bits16; /* MPI knows no 16-bit floats */
     MPI_Op add[2];       /* of fp16, bf16 */
     MPI_Request request[MOST];
@@ -105,7 +107,24 @@ static void add_bf16(void *more, void *sum, int *n, MPI_Datatype *type)
     dnri_sum_add(DNRI_SUM_BF16, sum, more, (size_t)*n);
 }
 
-static dnr_status mpi_begin_sum(dnr_comm *c, dnri_sum type, void *data, int64_t n)
+/* The only call of MPI's that waits by itself, beside those that start and end it. */
+static dnr_status mpi_prepare(dnr_comm *c, int group)
+{
+    mpi *m = c->state;
+    if (group == m->group_size)
+        return DNR_OK;
+    if (m->group != MPI_COMM_NULL)
+        (void)MPI_Comm_free(&m->group);
+    dnri_comm_limit(c, c->timeout_s, "MPI_Comm_split");
+    int code = MPI_Comm_split(m->comm, c->rank / group, c->rank, &m->group);
+    dnri_comm_limit(c, 0, NULL);
+    if (code != MPI_SUCCESS)
+        return fail(code, "making groups of ranks");
+    m->group_size = group;
+    return DNR_OK;
+}
+
+static dnr_status mpi_begin_sum(dnr_comm *c, dnri_sum type, void *data, int64_t n, int group)
 {
     const mpi *m = c->state;
     const MPI_Datatype types[] = {[DNRI_SUM_F32] = MPI_FLOAT,
@@ -120,9 +139,9 @@ static dnr_status mpi_begin_sum(dnr_comm *c, dnri_sum type, void *data, int64_t 
     for (int64_t at = 0; at < n; at += most) {
         MPI_Request *r;
         DNR_TRY(place(c, &r));
-        int code =
-            MPI_Iallreduce(MPI_IN_PLACE, (char *)data + at * (int64_t)dnri_sum_size(type),
-                           (int)(n - at < most ? n - at : most), types[type], add, m->comm, r);
+        int code = MPI_Iallreduce(MPI_IN_PLACE, (char *)data + at * (int64_t)dnri_sum_size(type),
+                                  (int)(n - at < most ? n - at : most), types[type], add,
+                                  group ? m->group : m->comm, r);
         if (code != MPI_SUCCESS)
             return fail(code, "beginning a sum");
     }
@@ -137,6 +156,8 @@ static void mpi_close(dnr_comm *c)
         (void)MPI_Op_free(&m->add[0]);
         (void)MPI_Op_free(&m->add[1]);
         (void)MPI_Type_free(&m->bits16);
+        if (m->group != MPI_COMM_NULL)
+            (void)MPI_Comm_free(&m->group);
         (void)MPI_Comm_free(&m->comm);
         (void)MPI_Finalize();
     }
@@ -149,6 +170,7 @@ static const dnri_comm_ops mpi_ops = {
     .allgather = mpi_allgather,
     .begin_sum = mpi_begin_sum,
     .end_sums = finish,
+    .prepare = mpi_prepare,
     .close = mpi_close,
 };
 
@@ -184,6 +206,7 @@ static dnr_status mpi_open(dnr_comm *c, const dnri_comm_ops **ops, void **state)
     mpi *m = calloc(1, sizeof *m);
     if (!m)
         return DNR_FAIL_NOMEM();
+    m->group = MPI_COMM_NULL;
     dnr_status st = start(c, m);
     if (st != DNR_OK) {
         free(m);

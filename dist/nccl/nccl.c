@@ -17,6 +17,8 @@ typedef struct nccl {
     dnr_device *dev;
     int index; /* of the GPU */
     ncclComm_t comm;
+    ncclComm_t group; /* of so many ranks; NULL: none yet */
+    int group_size;
 } nccl;
 
 static dnr_status fail(ncclResult_t r, const nccl *n, const char *doing)
@@ -153,6 +155,10 @@ static dnr_status nccl_check(void *state)
     nccl *n = state;
     ncclResult_t later = ncclSuccess, r = ncclCommGetAsyncError(n->comm, &later);
     r = r == ncclSuccess ? later : r;
+    if (r == ncclSuccess && n->group) {
+        r = ncclCommGetAsyncError(n->group, &later);
+        r = r == ncclSuccess ? later : r;
+    }
     return r == ncclSuccess || r == ncclInProgress ? DNR_OK : fail(r, n, "a sum over ranks");
 }
 
@@ -160,12 +166,32 @@ static dnr_status nccl_check(void *state)
 static void nccl_close(void *state)
 {
     nccl *n = state;
-    if (dnri_comm_check(n->c) == DNR_OK && cudaSetDevice(n->index) == cudaSuccess)
+    if (dnri_comm_check(n->c) == DNR_OK && cudaSetDevice(n->index) == cudaSuccess) {
+        if (n->group)
+            (void)ncclCommDestroy(n->group);
         (void)ncclCommDestroy(n->comm);
+    }
     free(n);
 }
 
 /* ---- steps */
+
+/* Groups of ranks, once; a plan made before might still use those of another size. */
+static dnr_status prepare(nccl *n, int group)
+{
+    if (group == n->group_size)
+        return DNR_OK;
+    if (n->group)
+        return DNR_FAIL(DNR_EUSAGE, "close the communicator and open another",
+                        "groups of %d ranks, where there were groups of %d", group, n->group_size);
+    dnri_comm_limit(n->c, n->c->timeout_s, "ncclCommSplit");
+    ncclResult_t r = ncclCommSplit(n->comm, n->c->rank / group, n->c->rank, &n->group, NULL);
+    dnri_comm_limit(n->c, 0, NULL);
+    if (r != ncclSuccess)
+        return fail(r, n, "making groups of ranks");
+    n->group_size = group;
+    return DNR_OK;
+}
 
 typedef struct reduce_step {
     nccl *n;
@@ -188,8 +214,9 @@ static dnr_status run_reduce(void *ctx)
     dnr_lane lane = s->a.wait ? DNRI_COMPUTE : DNRI_COMM;
     if (lane == DNRI_COMM)
         DNR_TRY(dev->be->fence(dev, DNRI_COMPUTE, DNRI_COMM));
-    ncclResult_t r = ncclAllReduce(s->data, s->data, (size_t)s->a.count, s->type, ncclSum,
-                                   s->n->comm, dev->be->queue(dev, lane));
+    ncclResult_t r =
+        ncclAllReduce(s->data, s->data, (size_t)s->a.count, s->type, ncclSum,
+                      s->a.group ? s->n->group : s->n->comm, dev->be->queue(dev, lane));
     return r == ncclSuccess ? DNR_OK : fail(r, s->n, "beginning a sum over ranks");
 }
 
@@ -214,6 +241,10 @@ static dnr_status nccl_lower(void *state, dnr_device *dev, const dnri_op *op, dn
     if (!wait)
         memcpy(&s->a, op->attr, sizeof s->a);
     s->type = types[s->a.sum];
+    if (s->a.group && prepare(state, (int)s->a.group) != DNR_OK) {
+        free(s);
+        return dnr_last_error()->status;
+    }
     *out = (dnri_step){.bind = bind,
                        .run = wait ? run_wait : run_reduce,
                        .drop = free,

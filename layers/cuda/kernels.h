@@ -23,6 +23,7 @@ typedef struct k_norm_args {
     float *mean, *invstd; /* k_norm_eval: running mean and variance */
     float *running_mean, *running_var;
     float *sum, *sqsum; /* of x; else NULL */
+    int64_t all_rows;   /* of all ranks, where sum and sqsum are theirs; else 0 */
     uint8_t
         *mask; /* a bit for each element of y, where wanted: relu, residual, 16 bits, c % 8 == 0 */
     void *y;
@@ -50,10 +51,16 @@ typedef struct k_norm_bwd_args {
     const float *gamma, *beta, *mean, *invstd;
     void *dx, *dz; /* dz: gradient of the residual; may be NULL */
     float *dgamma, *dbeta;
+    float *sum, *dot; /* dbeta and dgamma once more, to be summed over ranks; may be NULL */
+    int64_t all_rows; /* of all ranks, where dbeta and dgamma are theirs; else 0 */
     bool relu;
     int h, w; /* of dy where dy2 has every second row and column alone, k_norm_dz only; else 0 */
 } k_norm_bwd_args;
 void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
+/* Its two halves, for several ranks: dgamma, dbeta and dz (where wanted), with the workspace; dx from dgamma, dbeta and y
+ * (relu) */
+void k_norm_sync_sums(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
+void k_norm_sync_dx(cudaStream_t s, const k_norm_bwd_args *a);
 /* dz (where wanted) and dbeta from dy, dy2, and y or mask where given; the same workspace */
 void k_norm_dz(cudaStream_t s, const k_norm_bwd_args *a, void *workspace);
 /* Column sums of x [rows,c] by blocks, part [block][c]; returns how many, at most k_norm_workspace bytes */

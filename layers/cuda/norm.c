@@ -124,6 +124,70 @@ static dnr_status run_bwd_once(dnri_cuda_op *s)
     return DNR_OK;
 }
 
+/* ---- over several ranks (sync_norm.c) */
+
+static dnr_status run_sums(dnri_cuda_op *s)
+{
+    const k_norm_args a = {.type = (int)s->in[X].dtype,
+                           .sms = s->dev->sms,
+                           .rows = rows_of(&s->in[X]),
+                           .c = s->in[X].dim[3],
+                           .x = s->at.in[X],
+                           .sum = s->at.out[0],
+                           .sqsum = s->at.out[1]};
+    k_norm_stats(s->stream, &a, s->at.workspace);
+    return DNR_OK;
+}
+
+static dnr_status run_sync(dnri_cuda_op *s)
+{
+    k_norm_args a = train_args_of(s);
+    a.sum = s->at.in[SUM];
+    a.sqsum = s->at.in[SQSUM];
+    a.all_rows = a.rows * ((const dnri_norm_sync_attr *)s->op.attr)->ranks;
+    k_norm_train(s->stream, &a);
+    return DNR_OK;
+}
+
+static dnr_status run_bwd_sums(dnri_cuda_op *s)
+{
+    enum { DGAMMA, DBETA, ALL_SUM, ALL_DOT, DRESIDUAL };
+    k_norm_bwd_args a = bwd_args_of(s);
+    a.dx = NULL;
+    a.dgamma = s->at.out[DGAMMA];
+    a.dbeta = s->at.out[DBETA];
+    a.sum = s->at.out[ALL_SUM];
+    a.dot = s->at.out[ALL_DOT];
+    a.dz = s->at.out[DRESIDUAL];
+    k_norm_sync_sums(s->stream, &a, s->at.workspace);
+    return DNR_OK;
+}
+
+static dnr_status run_bwd_dx(dnri_cuda_op *s)
+{
+    enum { D_X, D_Y, D_DY, D_DY2, D_GAMMA, D_MEAN, D_INVSTD, D_SUM, D_DOT };
+    const dnri_norm_dx_attr *d = (const dnri_norm_dx_attr *)s->op.attr;
+    void *const *in = s->at.in;
+    const k_norm_bwd_args a = {.type = (int)s->in[D_X].dtype,
+                               .sms = s->dev->sms,
+                               .rows = rows_of(&s->in[D_X]),
+                               .all_rows = rows_of(&s->in[D_X]) * d->ranks,
+                               .c = s->in[D_X].dim[3],
+                               .x = in[D_X],
+                               .y = d->relu ? in[D_Y] : NULL,
+                               .dy = in[D_DY],
+                               .dy2 = in[D_DY2],
+                               .gamma = in[D_GAMMA],
+                               .mean = in[D_MEAN],
+                               .invstd = in[D_INVSTD],
+                               .dx = s->at.out[0],
+                               .dgamma = in[D_DOT],
+                               .dbeta = in[D_SUM],
+                               .relu = d->relu};
+    k_norm_sync_dx(s->stream, &a);
+    return DNR_OK;
+}
+
 static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         dnr_status (*launch)(dnri_cuda_op *), int launches, const char *what,
                         dnri_step *out)
@@ -185,6 +249,30 @@ static dnr_status lower_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *
     return lower(dev, g, op, run_bwd, 3, "k_norm sums+apply", out);
 }
 
+static dnr_status lower_sums(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_sums, 2, "k_norm stats", out);
+}
+
+static dnr_status lower_sync(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_sync, 1, "k_norm apply of sums", out);
+}
+
+static dnr_status lower_bwd_sums(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                                 const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_bwd_sums, 2, "k_norm sums", out);
+}
+
+static dnr_status lower_bwd_dx(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                               const dnri_lower_opts *o, dnri_step *out)
+{
+    return lower(dev, g, op, run_bwd_dx, 1, "k_norm apply", out);
+}
+
 static dnr_status run_relu(dnri_cuda_op *s)
 {
     k_relu(s->stream, (int)s->in[0].dtype, s->dev->sms, s->at.in[0], s->at.out[0],
@@ -226,6 +314,10 @@ const dnri_lowering dnri_cuda_norm[] = {
     {&dnri_def_norm_apply, NULL, lower_apply},
     {&dnri_def_norm_eval, NULL, lower_eval},
     {&dnri_def_norm_bwd, NULL, lower_bwd},
+    {&dnri_def_norm_sums, NULL, lower_sums},
+    {&dnri_def_norm_sync, NULL, lower_sync},
+    {&dnri_def_norm_bwd_sums, NULL, lower_bwd_sums},
+    {&dnri_def_norm_bwd_dx, NULL, lower_bwd_dx},
     {&dnri_def_relu, NULL, lower_relu},
     {&dnri_def_relu_bwd, NULL, lower_relu_bwd},
     {0},

@@ -63,7 +63,8 @@ template <int N>
 __device__ __forceinline__ void from_sums(const k_norm_args &a, const k_tile &t, float (&mean)[N],
                                           float (&invstd)[N])
 {
-    double over_m = 1 / (double)a.rows, m[N], var[N];
+    const int64_t rows = a.all_rows ? a.all_rows : a.rows;
+    double over_m = 1 / (double)rows, m[N], var[N];
     k_get_floats(a.sum + t.col * N, mean);
     k_get_floats(a.sqsum + t.col * N, invstd);
 #pragma unroll
@@ -78,7 +79,7 @@ __device__ __forceinline__ void from_sums(const k_norm_args &a, const k_tile &t,
         return;
     k_put_floats(a.mean + t.col * N, mean);
     k_put_floats(a.invstd + t.col * N, invstd);
-    double unbiased = (double)a.rows / (double)(a.rows - 1);
+    double unbiased = rows > 1 ? (double)rows / (double)(rows - 1) : 1;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         float *rm = &a.running_mean[t.col * N + j], *rv = &a.running_var[t.col * N + j];

@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(SUM_THREADS)
     }
 }
 
-/* dgamma may be NULL: then part has Σ dz alone */
+/* dgamma may be NULL: then part has Σ dz alone; sum and dot, too */
 __global__ void __launch_bounds__(32 * FINISH)
     k_norm_bwd_finish(const float *part, int blocks, int64_t channels, const float *invstd,
-                      float *dgamma, float *dbeta)
+                      float *dgamma, float *dbeta, float *sum, float *dot)
 {
     int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x;
     double s1 = 0, s2 = 0;
@@ -100,6 +100,10 @@ __global__ void __launch_bounds__(32 * FINISH)
         dbeta[c] = (float)s1;
         if (dgamma)
             dgamma[c] = (float)(invstd ? s2 * invstd[c] : s2);
+        if (sum) {
+            sum[c] = dbeta[c];
+            dot[c] = dgamma[c];
+        }
     }
 }
 
@@ -112,7 +116,8 @@ __global__ void __launch_bounds__(APPLY_THREADS) k_norm_bwd_apply(k_norm_bwd_arg
     if (t.idle())
         return;
     bwd_channels<T, N, MASK, TWO> ch;
-    float k1[N], k2[N], invstd[N], over_m = 1.0f / (float)a.rows;
+    float k1[N], k2[N], invstd[N];
+    const float over_m = 1.0f / (float)(a.all_rows ? a.all_rows : a.rows);
     ch.read(a, t.col);
     k_get_floats(a.dbeta + t.col * N, k1);
     k_get_floats(a.dgamma + t.col * N, k2);
@@ -144,11 +149,21 @@ __global__ void __launch_bounds__(APPLY_THREADS) k_norm_bwd_apply(k_norm_bwd_arg
     }
 }
 
+static void finish(cudaStream_t s, const float *part, int blocks, const k_norm_bwd_args *a)
+{
+    k_norm_bwd_finish<<<(unsigned)((a->c + 31) / 32), dim3(32, FINISH), 0, s>>>(
+        part, blocks, a->c, a->invstd, a->dgamma, a->dbeta, a->sum, a->dot);
+}
+
 void k_norm_bwd_merge(cudaStream_t s, const float *part, int blocks, int64_t c, const float *invstd,
                       float *dgamma, float *dbeta)
 {
-    k_norm_bwd_finish<<<(unsigned)((c + 31) / 32), dim3(32, FINISH), 0, s>>>(part, blocks, c,
-                                                                             invstd, dgamma, dbeta);
+    k_norm_bwd_args a = {};
+    a.c = c;
+    a.invstd = invstd;
+    a.dgamma = dgamma;
+    a.dbeta = dbeta;
+    finish(s, part, blocks, &a);
 }
 
 template <class T, int N, int MASK, bool TWO>
@@ -156,7 +171,7 @@ static void launch_sums(cudaStream_t s, const k_norm_bwd_args *a, float *part)
 {
     dim3 grid = sum_grid<T, N>(a->sms, a->rows, a->c);
     k_norm_bwd_sums<T, N, MASK, TWO, true><<<grid, SUM_THREADS, 0, s>>>(*a, (int)(a->c / N), part);
-    k_norm_bwd_merge(s, part, (int)grid.x, a->c, a->invstd, a->dgamma, a->dbeta);
+    finish(s, part, (int)grid.x, a);
 }
 template <class T, int N, int MASK, bool TWO>
 static void launch_bwd_apply(cudaStream_t s, const k_norm_bwd_args *a)
@@ -165,13 +180,19 @@ static void launch_bwd_apply(cudaStream_t s, const k_norm_bwd_args *a)
         <<<apply_grid<T, N>(a->sms, a->rows, a->c), APPLY_THREADS, 0, s>>>(*a, (int)(a->c / N));
 }
 
+enum { HALF_SUMS = 1, HALF_DX = 2 }; /* of the work */
+
 template <class T, int N, int MASK>
-static void launch_bwd(cudaStream_t s, const k_norm_bwd_args *a, float *part)
+static void launch_bwd(cudaStream_t s, const k_norm_bwd_args *a, float *part, int halves)
 {
-    if (a->dy2)
-        launch_sums<T, N, MASK, true>(s, a, part);
-    else
-        launch_sums<T, N, MASK, false>(s, a, part);
+    if (halves & HALF_SUMS) {
+        if (a->dy2)
+            launch_sums<T, N, MASK, true>(s, a, part);
+        else
+            launch_sums<T, N, MASK, false>(s, a, part);
+    }
+    if (!(halves & HALF_DX))
+        return;
     if (a->dz) { /* added and masked already */
         k_norm_bwd_args b = *a;
         b.dy = a->dz;
@@ -183,20 +204,35 @@ static void launch_bwd(cudaStream_t s, const k_norm_bwd_args *a, float *part)
     }
 }
 
-void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace)
+static void by_mask(cudaStream_t s, const k_norm_bwd_args *a, float *part, int halves)
 {
     k_by_width(a->type, a->c, [&](auto t, auto n) {
         using T = decltype(t);
         constexpr int N = decltype(n)::value;
         if (!a->relu)
-            launch_bwd<T, N, MASK_NONE>(s, a, (float *)workspace);
+            launch_bwd<T, N, MASK_NONE>(s, a, part, halves);
         else if (a->y)
-            launch_bwd<T, N, MASK_Y>(s, a, (float *)workspace);
+            launch_bwd<T, N, MASK_Y>(s, a, part, halves);
         else if (!a->mask)
-            launch_bwd<T, N, MASK_X>(s, a, (float *)workspace);
+            launch_bwd<T, N, MASK_X>(s, a, part, halves);
         else if constexpr (N == 8)
-            launch_bwd<T, N, MASK_BITS>(s, a, (float *)workspace);
+            launch_bwd<T, N, MASK_BITS>(s, a, part, halves);
     });
+}
+
+void k_norm_bwd(cudaStream_t s, const k_norm_bwd_args *a, void *workspace)
+{
+    by_mask(s, a, (float *)workspace, HALF_SUMS | HALF_DX);
+}
+
+void k_norm_sync_sums(cudaStream_t s, const k_norm_bwd_args *a, void *workspace)
+{
+    by_mask(s, a, (float *)workspace, HALF_SUMS);
+}
+
+void k_norm_sync_dx(cudaStream_t s, const k_norm_bwd_args *a)
+{
+    by_mask(s, a, NULL, HALF_DX);
 }
 
 /* ---------------------------------------------------------------- without x */
