@@ -3,6 +3,7 @@
 #include "../../runtime/comm.h"
 #include "../../runtime/reduce.h"
 #include "../../runtime/status.h"
+#include "../host.h"
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -193,36 +194,28 @@ static dnr_status prepare(nccl *n, int group)
     return DNR_OK;
 }
 
-typedef struct reduce_step {
+typedef struct nccl_step {
+    dnri_reduce_step r; /* first */
     nccl *n;
-    dnri_reduce_attr a;
     ncclDataType_t type;
-    char *data;
-} reduce_step;
-
-static dnr_status bind(void *ctx, const dnri_binding *b)
-{
-    reduce_step *s = ctx;
-    s->data = (char *)b->in[0] + s->a.offset;
-    return DNR_OK;
-}
+} nccl_step;
 
 static dnr_status run_reduce(void *ctx)
 {
-    const reduce_step *s = ctx;
+    const nccl_step *s = ctx;
     dnr_device *dev = s->n->dev;
-    dnr_lane lane = s->a.wait ? DNRI_COMPUTE : DNRI_COMM;
+    dnr_lane lane = s->r.a.wait ? DNRI_COMPUTE : DNRI_COMM;
     if (lane == DNRI_COMM)
         DNR_TRY(dev->be->fence(dev, DNRI_COMPUTE, DNRI_COMM));
     ncclResult_t r =
-        ncclAllReduce(s->data, s->data, (size_t)s->a.count, s->type, ncclSum,
-                      s->a.group ? s->n->group : s->n->comm, dev->be->queue(dev, lane));
+        ncclAllReduce(s->r.data, s->r.data, (size_t)s->r.a.count, s->type, ncclSum,
+                      s->r.a.group ? s->n->group : s->n->comm, dev->be->queue(dev, lane));
     return r == ncclSuccess ? DNR_OK : fail(r, s->n, "beginning a sum over ranks");
 }
 
 static dnr_status run_wait(void *ctx)
 {
-    dnr_device *dev = ((const reduce_step *)ctx)->n->dev;
+    dnr_device *dev = ((const nccl_step *)ctx)->n->dev;
     return dev->be->fence(dev, DNRI_COMM, DNRI_COMPUTE);
 }
 
@@ -233,26 +226,15 @@ static dnr_status nccl_lower(void *state, dnr_device *dev, const dnri_op *op, dn
                                            [DNRI_SUM_I64] = ncclInt64,
                                            [DNRI_SUM_F16] = ncclFloat16,
                                            [DNRI_SUM_BF16] = ncclBfloat16};
-    bool wait = op->def == &dnri_def_reduce_wait;
-    reduce_step *s = calloc(1, sizeof *s);
+    nccl_step *s = dnri_reduce_step_new(op, sizeof *s, "nccl", run_reduce, run_wait, out);
     if (!s)
-        return DNR_FAIL_NOMEM();
+        return DNR_EMEM;
     s->n = state;
-    if (!wait)
-        memcpy(&s->a, op->attr, sizeof s->a);
-    s->type = types[s->a.sum];
-    if (s->a.group && prepare(state, (int)s->a.group) != DNR_OK) {
-        free(s);
-        return dnr_last_error()->status;
-    }
-    *out = (dnri_step){.bind = bind,
-                       .run = wait ? run_wait : run_reduce,
-                       .drop = free,
-                       .ctx = s,
-                       .launches = wait ? 0 : 1,
-                       .lane = wait || s->a.wait ? DNRI_COMPUTE : DNRI_COMM};
-    snprintf(out->impl, sizeof out->impl, "nccl");
-    return DNR_OK;
+    s->type = types[s->r.a.sum];
+    dnr_status st = s->r.a.group ? prepare(state, (int)s->r.a.group) : DNR_OK;
+    if (st != DNR_OK)
+        out->drop(out->ctx);
+    return st;
 }
 
 extern const dnri_comm_device dnri_comm_nccl;
