@@ -74,7 +74,8 @@ dnr_status dnr_source_open(const char *path, const dnr_source_opts *opts, dnr_so
                         "data set %s: there is no such file, and patterns are not expanded", path);
     return DNR_FAIL(
         DNR_EDATA,
-        "give a folder of class folders, x.tar, x-{000000..000009}.tar, x.tar:FOLDER or synthetic",
+        "give a folder of class folders, x.tar, x-{000000..000009}.tar, x.tar:FOLDER or synthetic; "
+        "relative paths count from the current folder",
         "data set %s: %s", path, strerror(errno));
 }
 

@@ -195,10 +195,10 @@ static void print_row(const contest *c, const char *name, const json_t *j)
     char memory[32];
     const char *failed = json_string_value(json_object_get(j, "failed"));
     if (failed) {
-        printf("%-34s failed: %s\n", name, failed);
+        printf("%-40s failed: %s\n", name, failed);
         return;
     }
-    printf("%-34s %10.1f %10.3f %10.3f %10s %8.2f", name, at(j, "images_per_s", NULL),
+    printf("%-40s %10.1f %10.3f %10.3f %10s %8.2f", name, at(j, "images_per_s", NULL),
            at(j, "latency_ms", "median"), at(j, "latency_ms", "p95"),
            tool_bytes(memory_of(c, j), memory), at(j, "start_s", NULL));
     printf(c->a->infer ? "\n" : " %12.6f\n", last_loss(j));
@@ -228,7 +228,7 @@ static void print_all(const contest *c)
            (long long)at(k, "image", NULL), (long long)at(k, "image", NULL),
            json_string_value(json_object_get(k, "device")),
            json_string_value(json_object_get(k, "device_description")));
-    printf("%-34s %10s %10s %10s %10s %8s%s\n", "", "images/s", "median ms", "p95 ms", "memory",
+    printf("%-40s %10s %10s %10s %10s %8s%s\n", "", "images/s", "median ms", "p95 ms", "memory",
            "start s", c->a->infer ? "" : "         loss");
     snprintf(name, sizeof name, "dnnrun %s", dnr_version());
     print_row(c, name, c->own);
