@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A run of 32 pictures a step that gives the same bits each time, and saves every 13 steps. */
@@ -331,8 +332,60 @@ static void all_ranks_may_speak(void **state)
     ranks_free(&r);
 }
 
-int main(void)
+static int kills;
+
+static double uniform(double from, double to)
 {
+    return from + (to - from) * (rand() / (RAND_MAX + 1.0));
+}
+
+/* One of two ranks is killed at a random moment, from before they meet on, again and again; whenever a run comes to its end
+ * it holds the undisturbed one's bits, and another begins. */
+static void killed_at_random(void **state)
+{
+    NEEDS_CPU();
+    const unsigned seed = (unsigned)time(NULL);
+    int killed = 0, runs = 0;
+    srand(seed);
+    print_message("%d kills, seed %u\n", kills, seed);
+    while (killed < kills || runs == 0) {
+        ranks r;
+        const int victim = rand() % 2;
+        start(&r, 2, RUN HALF "dist.timeout=5 --out storm --resume auto", -1, "", NULL);
+        /* where enough were killed, this one may go on to the end */
+        usleep((useconds_t)(1e6 * (killed < kills ? uniform(0, 2.5) : 0)));
+        if (killed < kills)
+            kill(r.pid[victim], SIGKILL);
+        ranks_end(&r, killed < kills ? 15 : 120);
+        const int code = r.code[1 - victim];
+        if (r.code[victim] == 128 + SIGKILL) {
+            killed++;
+            /* it may have been done with all but its farewell */
+            if (code != 5 && code != 0)
+                fail_msg("kill %d: rank %d ended with %d: %s", killed, 1 - victim, code,
+                         r.said[1 - victim]);
+        } else if (r.code[victim] || code) {
+            fail_msg("after %d kills: codes %d and %d: %s%s", killed, r.code[0], r.code[1],
+                     r.said[0], r.said[1]);
+        }
+        if (r.code[0] == 0 && r.code[1] == 0) {
+            same_weights("storm", "two");
+            same_records("storm", "two");
+            sh("rm -rf storm");
+            runs++;
+        }
+        ranks_free(&r);
+    }
+    print_message("%d kills, %d whole runs of the same bits\n", killed, runs);
+}
+
+/* test_ranks [KILLS]: that many random kills and nothing else. */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest storm[] = {cmocka_unit_test(killed_at_random)};
+    kills = argc > 1 ? atoi(argv[1]) : 0;
+    if (kills > 0)
+        return cmocka_run_group_tests(storm, set_up, cli_tear_down);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_ranks_equal_one_that_accumulates),
         cmocka_unit_test(the_same_bits_again),
