@@ -1,8 +1,7 @@
-/* algbn.c: algebraic batch norm. The large products are cuBLASLt's, the rest is our own.
- *
- * gram: rows in chunks, a batch of products with a partial result each; they are added up afterwards. */
+/* algbn.c: algebraic batch norm backwards, but for gram. */
 #include "../../runtime/cuda/product.h"
 #include "../layers.h"
+#include "gram.h"
 #include "narrow.h"
 
 #include <stdio.h>
@@ -26,11 +25,6 @@ enum { D_DZ, D_A, D_WA, D_M, D_C }; /* in of algbn.dgrad */
 static int64_t rows_of(const dnr_desc *x)
 {
     return x->dim[0] * x->dim[1] * x->dim[2];
-}
-
-static size_t up(size_t bytes)
-{
-    return (bytes + 255) & ~(size_t)255;
 }
 
 /* ---------------------------------------------------------------- norm.dz */
@@ -77,176 +71,6 @@ static bool has_mask(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
            (dnri_dtype_size(dy->dtype) == 2 && dy->dim[3] % 8 == 0);
 }
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-/* ---------------------------------------------------------------- gram */
-
-/* A tensor core rounds towards zero as it adds, so that long sums come out low: by 2e-6 to 8e-6 over this many rows
- * (measured on an H200, fp16), ten times that over all rows of a large layer. */
-#define CHUNK_ROWS 1568
-/* Bytes of partial results at a time: what stays in the L2 cache until they are added up. */
-#define PARTS_BYTES ((size_t)40 << 20)
-#define PRODUCT_CAP ((size_t)8 << 20) /* for a batch of products, which need not be split further */
-
-typedef struct gram {
-    int64_t chunk, rest; /* rows of a chunk, and what is left over */
-    int64_t waves;       /* of `wave` chunks each, the last one of `last` */
-    int64_t wave, last;
-    const dnri_product *of_wave, *of_last, *of_rest;
-    size_t columns, own; /* where column sums and cuBLASLt's part of the workspace begin */
-} gram;
-
-static void release_gram(dnri_cuda_op *s)
-{
-    free(s->own);
-}
-
-/* Equal chunks where the rows can be divided so. */
-static int64_t chunk_of(int64_t rows)
-{
-    const int64_t least = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-    for (int64_t n = least; n < 2 * least; n++)
-        if (rows % n == 0)
-            return rows / n;
-    return CHUNK_ROWS;
-}
-
-static int64_t lowest_bit(int64_t n)
-{
-    return n & -n;
-}
-
-static const dnr_desc *b_of(const dnri_cuda_op *s)
-{
-    return s->at.in[G_B] ? &s->in[G_B] : &s->in[G_A];
-}
-
-static dnr_status run_gram(dnri_cuda_op *s)
-{
-    const gram *q = s->own;
-    const int64_t c = s->in[G_A].dim[3], kb = b_of(s)->dim[3];
-    const size_t size = dnri_dtype_size(s->in[G_A].dtype);
-    const char *a = s->at.in[G_A], *b = s->at.in[G_B] ? s->at.in[G_B] : a;
-    float *part = s->at.workspace, *columns = (float *)((char *)s->at.workspace + q->columns);
-    k_gram_merge_args m = {
-        .part = part, .p = s->at.out[0], .n = kb * c, .columns = columns, .c = c};
-    for (int64_t w = 0; w < q->waves; w++) {
-        const bool last = w == q->waves - 1;
-        const int64_t first = w * q->wave * q->chunk;
-        dnri_product_at at = {.a = b + (size_t)(first * kb) * size,
-                              .b = a + (size_t)(first * c) * size,
-                              .d = part,
-                              .workspace = (char *)s->at.workspace + q->own};
-        DNR_TRY(dnri_product_run(s->dev, last ? q->of_last : q->of_wave, s->stream, &at));
-        m.parts = (int)(last ? q->last : q->wave);
-        if (last && q->rest) {
-            const int64_t row = first + q->last * q->chunk;
-            at.a = b + (size_t)(row * kb) * size;
-            at.b = a + (size_t)(row * c) * size;
-            at.d = part + m.parts * m.n;
-            DNR_TRY(dnri_product_run(s->dev, q->of_rest, s->stream, &at));
-            m.parts++;
-        }
-        if (last && s->op.n_out > 1) {
-            m.sum = s->at.out[1];
-            m.blocks = k_column_parts(s->stream, (int)s->in[G_A].dtype, s->dev->sms, a,
-                                      rows_of(&s->in[G_A]), c, columns);
-        }
-        m.add = w > 0;
-        k_gram_merge(s->stream, &m);
-    }
-    return DNR_OK;
-}
-
-/* Chunks, waves and where things lie. */
-static void divide(gram *q, int64_t rows, size_t matrix, size_t columns, size_t cap)
-{
-    const size_t room = cap < PARTS_BYTES ? cap : PARTS_BYTES;
-    const int64_t at_once = room / matrix > 1 ? (int64_t)(room / matrix) : 1;
-    q->chunk = chunk_of(rows);
-    const int64_t n = rows / q->chunk;
-    q->rest = rows - n * q->chunk;
-    q->waves = (n + at_once - 1) / at_once;
-    q->wave = (n + q->waves - 1) / q->waves;
-    q->waves = (n + q->wave - 1) / q->wave;
-    q->last = n - (q->waves - 1) * q->wave;
-    const int64_t in_last = q->last + (q->rest > 0);
-    q->columns = up((size_t)(q->wave > in_last ? q->wave : in_last) * matrix);
-    q->own = q->columns + columns;
-}
-
-static dnr_status choose_gram(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                              const dnri_lower_opts *o, gram *q, size_t *workspace)
-{
-    const dnr_desc *a = dnri_desc(g, op->in[G_A]), *p = dnri_desc(g, op->out[0]);
-    const int64_t c = a->dim[3], kb = p->dim[0];
-    const size_t size = dnri_dtype_size(a->dtype);
-    dnri_lower_opts own = *o;
-    own.workspace_cap = o->workspace_cap > q->own ? o->workspace_cap - q->own : 0;
-    own.workspace_cap = own.workspace_cap < PRODUCT_CAP ? own.workspace_cap : PRODUCT_CAP;
-    dnri_product_spec z = {.m = kb,
-                           .n = c,
-                           .l = q->chunk,
-                           .a_t = 1,
-                           .in = a->dtype,
-                           .out = p->dtype,
-                           .batch = q->wave,
-                           .step_a = q->chunk * kb,
-                           .step_b = q->chunk * c,
-                           .step_d = kb * c};
-    /* a wave and the rest begin behind some chunks */
-    z.align = lowest_bit((int64_t)size * (z.step_a | z.step_b) | 256);
-    if (q->waves > 1)
-        DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, &own, &q->of_wave));
-    z.batch = q->last;
-    DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &z, &own, &q->of_last));
-    if (q->rest) {
-        const dnri_product_spec rest = {
-            .m = kb, .n = c, .l = q->rest, .a_t = 1, .in = z.in, .out = z.out, .align = z.align};
-        DNR_TRY(dnri_product_for(dnri_cuda_of(dev), op, &rest, &own, &q->of_rest));
-    }
-    const dnri_product *all[] = {q->of_wave, q->of_last, q->of_rest};
-    *workspace = 0;
-    for (int i = 0; i < 3; i++)
-        *workspace = all[i] ? larger(*workspace, dnri_product_workspace(all[i])) : *workspace;
-    *workspace += q->own;
-    return DNR_OK;
-}
-
-static dnr_status lower_gram(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                             const dnri_lower_opts *o, dnri_step *out)
-{
-    const dnr_desc *a = dnri_desc(g, op->in[G_A]), *p = dnri_desc(g, op->out[0]);
-    const bool sums = op->n_out > 1;
-    const size_t columns =
-        sums ? up(k_norm_workspace((int)a->dtype, dnri_cuda_of(dev)->sms, a->dim[3])) : 0;
-    size_t workspace;
-    dnri_cuda_op *s;
-    gram *q = calloc(1, sizeof *q);
-    if (!q)
-        return DNR_FAIL_NOMEM();
-    divide(q, rows_of(a), (size_t)dnri_count(p) * sizeof(float), columns, o->workspace_cap);
-    dnr_status st = choose_gram(dev, g, op, o, q, &workspace);
-    if (st == DNR_OK) {
-        char impl[64];
-        snprintf(impl, sizeof impl, "%.40s, %d x %d rows", dnri_product_impl(q->of_last),
-                 (int)(rows_of(a) / q->chunk), (int)q->chunk);
-        st = dnri_cuda_lower(dev, g, op, run_gram, (int)q->waves * 2 + (q->rest > 0) + sums, impl,
-                             out, &s);
-    }
-    if (st != DNR_OK) {
-        free(q);
-        return st;
-    }
-    s->own = q;
-    s->release = release_gram;
-    out->workspace = workspace;
-    return DNR_OK;
-}
-
 /* ---------------------------------------------------------------- algbn.coef */
 
 static dnr_status run_coef(dnri_cuda_op *s)
@@ -286,6 +110,11 @@ static dnr_status lower_coef(dnr_device *dev, const dnr_graph *g, const dnri_op 
 }
 
 /* ---------------------------------------------------------------- algbn.dgrad */
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
 
 /* da = a·m + the lower half of c, then da + dz·wa + the upper one; or in one pass of our own, which reads a narrow da's
  * tensors once and rounds once. */
@@ -419,7 +248,7 @@ static bool fits(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 
 const dnri_lowering dnri_cuda_algbn[] = {
     {&dnri_def_norm_dz, has_mask, lower_dz},
-    {&dnri_def_gram, fits, lower_gram},
+    {&dnri_def_gram, fits, dnri_cuda_lower_gram},
     {&dnri_def_algbn_coef, fits, lower_coef},
     {&dnri_def_algbn_dgrad, fits, lower_dgrad},
     {0},

@@ -5,17 +5,19 @@
 
 #define MERGE_THREADS 512
 
-/* Σ over `parts` of [parts][n], 4 · X columns a block, in a fixed order. */
+/* Σ over `parts` of [parts][n], 4 · X columns a block, in a fixed order. lower: of a symmetric matrix of so many columns
+ * those on and below the diagonal, which the others are copies of; or 0. */
 template <int X>
 __device__ __forceinline__ void merge(const float *__restrict__ part, int parts, int64_t n,
-                                      float *out, bool add, int64_t block)
+                                      float *out, bool add, int64_t block, int lower)
 {
     constexpr int Y = MERGE_THREADS / X;
     __shared__ double sm[Y][4 * X + 1];
     const int x = (int)threadIdx.x % X, y = (int)threadIdx.x / X;
     const int64_t i = (block * X + x) * 4;
+    const int row = lower ? (int)i / lower : 0, col = lower ? (int)i % lower : 0;
     double s[4] = {0, 0, 0, 0};
-    if (i < n)
+    if (i < n && col / 16 <= row / 16)
 #pragma unroll 4
         for (int j = y; j < parts; j += Y) {
             const float4 v = __ldcs((const float4 *)(part + j * n + i));
@@ -38,8 +40,13 @@ __device__ __forceinline__ void merge(const float *__restrict__ part, int parts,
     }
     if (y == 0 && i < n)
 #pragma unroll
-        for (int q = 0; q < 4; q++)
-            out[i + q] = (float)(add ? out[i + q] + sm[0][4 * x + q] : sm[0][4 * x + q]);
+        for (int q = 0; q < 4; q++) {
+            const double v = sm[0][4 * x + q];
+            if (!lower)
+                out[i + q] = (float)(add ? out[i + q] + v : v);
+            else if (col + q <= row)
+                out[i + q] = out[(int64_t)(col + q) * lower + row] = (float)v;
+        }
 }
 
 /* The first `columns` blocks merge the column sums, the rest p. */
@@ -48,9 +55,9 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     k_gram_merge_kernel(k_gram_merge_args a, unsigned columns)
 {
     if (blockIdx.x < columns)
-        merge<8>(a.columns, a.blocks, a.c, a.sum, false, blockIdx.x);
+        merge<8>(a.columns, a.blocks, a.c, a.sum, false, blockIdx.x, 0);
     else
-        merge<X>(a.part, a.parts, a.n, a.p, a.add, blockIdx.x - columns);
+        merge<X>(a.part, a.parts, a.n, a.p, a.add, blockIdx.x - columns, a.lower ? (int)a.c : 0);
 }
 
 template <int X> static void launch_merge(cudaStream_t s, const k_gram_merge_args *a)

@@ -124,8 +124,24 @@ typedef struct k_gram_merge_args {
     float *sum;           /* [c] = their sum; or NULL */
     int blocks;
     int64_t c;
+    bool
+        lower; /* p is [c,c] and symmetric: of a part only tiles of 16 x 16 on and below the diagonal are there */
 } k_gram_merge_args;
 void k_gram_merge(cudaStream_t s, const k_gram_merge_args *a);
+
+/* ---- gram.cu: parts of aᵀ·a and of a's column sums, for k_gram_merge with `lower`. F16 and BF16, on sm_80 and later;
+ * c is 64, 128 or 256. */
+typedef struct k_gram_args {
+    int type, sms, cc;
+    int64_t rows;
+    int c;
+    const void *a;  /* [rows,c] */
+    float *part;    /* [parts][c][c] */
+    float *columns; /* [parts][c] */
+} k_gram_args;
+bool k_gram_takes(const k_gram_args *a); /* these from type, sms, cc, rows and c */
+int k_gram_parts(const k_gram_args *a);
+void k_gram(cudaStream_t s, const k_gram_args *a);
 
 typedef struct k_algbn_args {
     int type;
