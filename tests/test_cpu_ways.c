@@ -1,5 +1,6 @@
-/* test_cpu_ways.c: the CPU's ways to run a convolution: each of oneDNN's candidates and Winograd's method against
- * plain fp64 loops, and the contest that picks one. */
+/* test_cpu_ways.c: the CPU's ways to run a convolution: each of oneDNN's candidates, Winograd's method and
+ * AMX against plain fp64 loops, and the contest that picks one. */
+#include "../layers/cpu/amx.h"
 #include "../layers/cpu/winograd.h"
 
 #include <math.h>
@@ -226,6 +227,67 @@ static void test_ways_agree(void **unused)
     check((shape){2, 23, 23, 3, 16, 7, 2, 3}, false);
 }
 
+/* Weight gradients of bf16 pictures, by AMX and by oneDNN. */
+static void check_bf16(shape s, bool amx)
+{
+    dnri_dnn_desc d = describe(s, DNRI_DNN_WGRAD);
+    float *tensor[4] = {0}; /* in fp32 for the truth, */
+    float *given[4] = {0};  /* in bf16 */
+    for (int i = 0; i < 4; i += 3) {
+        const int64_t n = dnri_count(&d.shape[i]);
+        uint16_t *half = malloc((size_t)n * sizeof *half);
+        tensor[i] = malloc((size_t)n * sizeof(float));
+        for (int64_t j = 0; j < n; j++) {
+            float v = draw();
+            uint32_t bits;
+            memcpy(&bits, &v, sizeof bits);
+            half[j] = (uint16_t)(bits >> 16);
+            bits &= 0xffff0000u;
+            memcpy(&tensor[i][j], &bits, sizeof bits);
+        }
+        given[i] = (float *)(void *)half;
+        d.shape[i].dtype = DNR_BF16;
+    }
+    double *want = naive(&d, 1, tensor);
+    if (dnri_dnn_amx())
+        assert_int_equal(dnri_amx_fits(&d), amx);
+    for (int i = dnri_amx_fits(&d) ? -1 : 0; i < 64; i++) {
+        dnri_step step = {0};
+        d.candidate = i;
+        if (i < 0)
+            assert_int_equal(dnri_amx_step(dev, &d, slots, &step), DNR_OK);
+        else
+            assert_int_equal(dnri_cpu_dnn_step(dev, &d, slots, &step), DNR_OK);
+        if (!step.run && step.impl[0])
+            continue;
+        if (!step.run)
+            break;
+        char impl[64];
+        snprintf(impl, sizeof impl, "%s", step.impl);
+        const double e = run_step(&step, &d, 1, given, want);
+        if (e >= BOUND)
+            fail_msg("%s, %lld channels: %.2g", impl, (long long)s.c, e);
+    }
+    for (int i = 0; i < 4; i++) {
+        free(tensor[i]);
+        free(given[i]);
+    }
+    free(want);
+}
+
+static void test_bf16(void **unused)
+{
+    check_bf16((shape){2, 7, 5, 32, 64, 1, 1, 0}, true);
+    check_bf16((shape){1, 3, 3, 64, 32, 3, 1, 1}, true); /* less than a step */
+    check_bf16((shape){3, 9, 10, 32, 32, 3, 2, 1}, true);
+    check_bf16((shape){2, 9, 9, 64, 96, 1, 2, 0}, true);
+    check_bf16((shape){3, 28, 28, 32, 64, 3, 1, 1}, true);  /* several blocks */
+    check_bf16((shape){8, 16, 16, 96, 288, 1, 1, 0}, true); /* several chunks of rows */
+    check_bf16((shape){1, 11, 11, 32, 32, 7, 2, 3}, true);
+    check_bf16((shape){2, 8, 8, 16, 32, 3, 1, 1}, false);
+    check_bf16((shape){2, 8, 8, 32, 48, 3, 1, 1}, false);
+}
+
 /* ---- the contest */
 
 typedef struct race {
@@ -305,7 +367,7 @@ static int close_device(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_ways_agree),
-                                       cmocka_unit_test(test_contest),
+                                       cmocka_unit_test(test_bf16), cmocka_unit_test(test_contest),
                                        cmocka_unit_test(test_epilogues)};
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

@@ -1,6 +1,7 @@
-/* conv.c: convolutions through oneDNN, or by Winograd's method where that is allowed and faster. */
+/* conv.c: convolutions through oneDNN, or by Winograd's method or AMX where that is allowed and faster. */
 #include "../../runtime/cpu/kernel.h"
 #include "../layers.h"
+#include "amx.h"
 #include "winograd.h"
 
 #include <math.h>
@@ -20,7 +21,8 @@ static dnr_status make(dnr_device *dev, const void *what, int way, dnri_step *ou
 {
     conv c = *(const conv *)what;
     if (way < 0)
-        return dnri_winograd_step(dev, &c.d, c.slot, out);
+        return dnri_amx_fits(&c.d) ? dnri_amx_step(dev, &c.d, c.slot, out)
+                                   : dnri_winograd_step(dev, &c.d, c.slot, out);
     c.d.candidate = way;
     return dnri_cpu_dnn_step(dev, &c.d, c.slot, out);
 }
@@ -63,7 +65,8 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     if (!o->benchmark || op->def->flops(g, op) < WORTH_TIMING)
         return make(dev, &c, 0, out);
     dnri_tune_key key = key_of(&c.d);
-    return dnri_cpu_fastest(dev, g, op, &key, make, &c, dnri_winograd_fits(&c.d), o, out);
+    const int extra = dnri_winograd_fits(&c.d) || dnri_amx_fits(&c.d); /* never both */
+    return dnri_cpu_fastest(dev, g, op, &key, make, &c, extra, o, out);
 }
 
 static dnr_status fprop(dnr_device *dev, const dnr_graph *g, const dnri_op *op,

@@ -250,11 +250,20 @@ void dnri_dnn_version(char *buf, size_t size)
     snprintf(buf, size, "%d.%d.%d", v->major, v->minor, v->patch);
 }
 
+/* An instruction set's bits contain those of the sets that it includes. */
+static bool has_isa(dnnl_cpu_isa_t isa)
+{
+    return (dnnl_get_effective_cpu_isa() & isa) == isa;
+}
+
 bool dnri_dnn_native_bf16(void)
 {
-    /* an instruction set's bits contain those of the sets that it includes */
-    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
-           dnnl_cpu_isa_avx512_core_bf16;
+    return has_isa(dnnl_cpu_isa_avx512_core_bf16);
+}
+
+bool dnri_dnn_amx(void)
+{
+    return has_isa(dnnl_cpu_isa_avx512_core_amx);
 }
 
 /* A primitive and its arguments. Memories SRC … DST and RESIDUAL hold the caller's addresses, PACKED the weights as

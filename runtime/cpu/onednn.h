@@ -11,6 +11,7 @@ dnr_status dnri_dnn_open(dnri_dnn **out);
 void dnri_dnn_close(dnri_dnn *e);
 void dnri_dnn_version(char *buf, size_t size); /* of the library loaded: "2.6.3" */
 bool dnri_dnn_native_bf16(void);               /* does the CPU multiply bf16 itself? */
+bool dnri_dnn_amx(void);                       /* in tiles? As far as DNNL_MAX_CPU_ISA allows */
 
 /* FPROP: dst = act(src ⋆ weights (+ bias) (+ residual)). DGRAD: src is written, dst and weights are read. WGRAD: weights (and bias)
  * are written, src and dst are read. */

@@ -1,0 +1,316 @@
+/* amx.c: weight gradients of convolutions by AMX, in bf16 and NHWC, summed in fp32.
+ *
+ * dw[k][r,s,c] = Σ over output pixels m of dy[m][k] · x[m moved by (r,s)][c] is a matrix product whose sum runs over the
+ * slowest index of both factors. A tile product wants pixels as the fastest index of one (A: 16 channels × 32 pixels)
+ * and in pairs in the other (B: 16 pairs × 16 channels × 2). So some thousand pixels at a time are packed into such
+ * tiles, dy once and x once for each place of the kernel, and each 32 × 32 of dw takes up all of them at once. */
+#include "amx.h"
+
+#include "../layers.h"
+
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__has_include)
+#if __has_include(<amxbf16intrin.h>)
+#define HAVE_AMX
+#endif
+#endif
+
+#ifdef HAVE_AMX
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define AMX __attribute__((target("avx512f,avx512bw,amx-tile,amx-bf16")))
+
+enum {
+    TILE = 16 * 32,  /* bf16 of a tile */
+    STEP = 32,       /* pixels of a tile */
+    PANEL = 32,      /* channels of two tiles side by side */
+    PIXELS = 1024,   /* packed at a time, at most */
+    CHUNK = 1 << 19, /* bytes of packed dy that a core's cache holds beside the rest */
+};
+
+typedef uint16_t bf16;
+
+typedef struct amx {
+    dnri_binding b;
+    int slot[4];
+    int64_t h, w, c, p, q, k, kernel, stride, pad; /* x [n,h,w,c], dy [n,p,q,k] */
+    int64_t pixels;                                /* of dy: n·p·q */
+    int64_t room;                                  /* steps in a packed block, */
+    int64_t first, steps;                          /* the block being handled */
+    int64_t panels;                                /* columns of dw in thirty-twos */
+    int64_t rows, chunks; /* channels of dy in thirty-twos: of a chunk; chunks of all */
+    int slices;
+    const bf16 *x, *dy;
+    float *dw;
+    bf16 *a, *t, *zeros; /* packed dy [k/16][step], packed x [panel][step][2]; a pixel of zeros */
+} amx;
+
+/* ---- packing */
+
+/* in[16][16] of 32 bits, turned */
+AMX static inline void turn(const __m512i in[16], __m512i out[16])
+{
+    __m512i t[16], u[16];
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(in[2 * i], in[2 * i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    /* 128 bits l of u[4i + j] are column 4l + j of rows 4i … 4i + 3 */
+    for (int j = 0; j < 4; j++) {
+        const __m512i a = _mm512_shuffle_i32x4(u[j], u[4 + j], 0x88);
+        const __m512i b = _mm512_shuffle_i32x4(u[j], u[4 + j], 0xdd);
+        const __m512i c = _mm512_shuffle_i32x4(u[8 + j], u[12 + j], 0x88);
+        const __m512i d = _mm512_shuffle_i32x4(u[8 + j], u[12 + j], 0xdd);
+        out[j] = _mm512_shuffle_i32x4(a, c, 0x88);
+        out[j + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        out[j + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
+        out[j + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+}
+
+/* 32 channels, from `at` on, of 32 pixels: pairs of pixels side by side, as two tiles of 16 channels */
+AMX static inline void pair_up(const bf16 *const pixel[STEP], int64_t at, __m512i lo[16],
+                               __m512i hi[16])
+{
+    static const uint16_t order[2][32] = {
+        {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    const __m512i first = _mm512_loadu_si512(order[0]), second = _mm512_loadu_si512(order[1]);
+    for (int i = 0; i < 16; i++) {
+        const __m512i v = _mm512_loadu_si512(pixel[2 * i] + at);
+        const __m512i w = _mm512_loadu_si512(pixel[2 * i + 1] + at);
+        lo[i] = _mm512_permutex2var_epi16(v, first, w);
+        hi[i] = _mm512_permutex2var_epi16(v, second, w);
+    }
+}
+
+AMX static inline void put(bf16 *tile, const __m512i v[16])
+{
+    for (int i = 0; i < 16; i++)
+        _mm512_storeu_si512(tile + 32 * i, v[i]);
+}
+
+AMX static void pack_dy(const amx *s, int64_t step)
+{
+    const bf16 *pixel[STEP];
+    __m512i lo[16], hi[16], turned[16];
+    for (int64_t i = 0, m = s->first + step * STEP; i < STEP; i++, m++)
+        pixel[i] = m < s->pixels ? s->dy + m * s->k : s->zeros;
+    for (int64_t k = 0; k < s->k; k += PANEL) {
+        bf16 *tile = s->a + (k / 16 * s->room + step) * TILE;
+        pair_up(pixel, k, lo, hi);
+        turn(lo, turned);
+        put(tile, turned);
+        turn(hi, turned);
+        put(tile + s->room * TILE, turned);
+    }
+}
+
+/* Pixels of x under place (r, s) of the kernel; outside the picture there are zeros. */
+static void find_pixels(const amx *s, int64_t step, int64_t r, int64_t col, const bf16 **pixel)
+{
+    int64_t m = s->first + step * STEP, q = m % s->q, p = m / s->q % s->p, n = m / s->q / s->p;
+    for (int i = 0; i < STEP; i++, m++) {
+        const int64_t h = p * s->stride - s->pad + r, w = q * s->stride - s->pad + col;
+        const bool inside = m < s->pixels && h >= 0 && h < s->h && w >= 0 && w < s->w;
+        pixel[i] = inside ? s->x + ((n * s->h + h) * s->w + w) * s->c : s->zeros;
+        if (++q == s->q) {
+            q = 0;
+            if (++p == s->p) {
+                p = 0;
+                n++;
+            }
+        }
+    }
+}
+
+AMX static void pack_slice(void *ctx, int slice, int64_t begin, int64_t end)
+{
+    const amx *s = ctx;
+    const bf16 *pixel[STEP];
+    __m512i lo[16], hi[16];
+    for (int64_t step = begin; step < end; step++) {
+        bf16 *tile = s->t + step * 2 * TILE;
+        pack_dy(s, step);
+        for (int64_t place = 0; place < s->kernel * s->kernel; place++) {
+            find_pixels(s, step, place / s->kernel, place % s->kernel, pixel);
+            for (int64_t c = 0; c < s->c; c += PANEL, tile += s->room * 2 * TILE) {
+                pair_up(pixel, c, lo, hi);
+                put(tile, lo);
+                put(tile + TILE, hi);
+            }
+        }
+    }
+}
+
+/* ---- the product */
+
+typedef struct tile_config {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+static const tile_config all_full = {.palette = 1,
+                                     .bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                                     .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+/* 32 × 32 of dw, rows `pitch` bytes apart. */
+AMX static inline void block(const amx *s, const bf16 *a, const bf16 *t, float *dw, int64_t pitch)
+{
+    const bf16 *below = a + s->room * TILE;
+    float *lower = (float *)((char *)dw + 16 * pitch);
+    if (s->first == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, dw, pitch);
+        _tile_loadd(1, dw + 16, pitch);
+        _tile_loadd(2, lower, pitch);
+        _tile_loadd(3, lower + 16, pitch);
+    }
+    for (int64_t i = 0; i < s->steps; i++) {
+        _tile_loadd(4, a + i * TILE, 64);
+        _tile_loadd(6, t + 2 * i * TILE, 64);
+        _tile_loadd(7, t + (2 * i + 1) * TILE, 64);
+        _tile_loadd(5, below + i * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, dw, pitch);
+    _tile_stored(1, dw + 16, pitch);
+    _tile_stored(2, lower, pitch);
+    _tile_stored(3, lower + 16, pitch);
+}
+
+/* units: panels of dw for each chunk of its rows */
+AMX static void product_slice(void *ctx, int slice, int64_t begin, int64_t end)
+{
+    const amx *s = ctx;
+    const int64_t columns = s->panels * PANEL;
+    _tile_loadconfig(&all_full);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t panel = unit % s->panels, from = unit / s->panels * s->rows;
+        const int64_t to = from + s->rows < s->k / PANEL ? from + s->rows : s->k / PANEL;
+        for (int64_t row = from; row < to; row++)
+            block(s, s->a + row * 2 * s->room * TILE, s->t + panel * s->room * 2 * TILE,
+                  s->dw + row * PANEL * columns + panel * PANEL, columns * (int64_t)sizeof(float));
+    }
+    _tile_release();
+    __asm__ volatile("" ::: "memory"); /* the tiles' stores are told to no compiler */
+}
+
+static dnr_status run(void *ctx)
+{
+    amx *s = ctx;
+    memset(s->zeros, 0, (size_t)(s->c > s->k ? s->c : s->k) * sizeof *s->zeros);
+    for (s->first = 0; s->first < s->pixels; s->first += s->room * STEP) {
+        s->steps = (s->pixels - s->first + STEP - 1) / STEP;
+        s->steps = s->steps < s->room ? s->steps : s->room;
+        dnri_slices(s->slices, s->steps, pack_slice, s);
+        dnri_slices(s->slices, s->panels * s->chunks, product_slice, s);
+    }
+    return DNR_OK;
+}
+
+/* ---- the step */
+
+/* A process has to ask Linux for the tiles' registers once. */
+static bool may_use_tiles(void)
+{
+    enum { REQUEST = 0x1023, TILE_DATA = 18 };
+    static int granted; /* 0: not asked */
+    if (!granted)
+        granted = dnri_dnn_amx() && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0 ? 1 : -1;
+    return granted > 0;
+}
+
+bool dnri_amx_fits(const dnri_dnn_desc *d)
+{
+    return d->pass == DNRI_DNN_WGRAD && !d->dense && d->shape[DNRI_DNN_SRC].dtype == DNR_BF16 &&
+           d->shape[DNRI_DNN_DST].dtype == DNR_BF16 &&
+           d->shape[DNRI_DNN_WEIGHTS].dtype == DNR_F32 &&
+           d->shape[DNRI_DNN_SRC].dim[3] % PANEL == 0 &&
+           d->shape[DNRI_DNN_DST].dim[3] % PANEL == 0 && may_use_tiles();
+}
+
+static dnr_status bind(void *ctx, const dnri_binding *b)
+{
+    amx *s = ctx;
+    void *at[4];
+    s->b = *b;
+    for (int i = 0; i < 4; i++)
+        at[i] = s->slot[i] == DNRI_DNN_ABSENT ? NULL
+                : s->slot[i] >= 0             ? b->in[s->slot[i]]
+                                              : b->out[~s->slot[i]];
+    s->x = at[DNRI_DNN_SRC];
+    s->dy = at[DNRI_DNN_DST];
+    s->dw = at[DNRI_DNN_WEIGHTS];
+    s->a = b->workspace;
+    s->t = s->a + s->k / 16 * s->room * TILE;
+    s->zeros = s->t + s->panels * s->room * 2 * TILE;
+    return DNR_OK;
+}
+
+dnr_status dnri_amx_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4], dnri_step *out)
+{
+    const dnr_desc *x = &d->shape[DNRI_DNN_SRC], *y = &d->shape[DNRI_DNN_DST];
+    const int64_t kernel = d->shape[DNRI_DNN_WEIGHTS].dim[1];
+    amx *s = dnri_cpu_step(out, sizeof *s, run, 0);
+    if (!s)
+        return DNR_EMEM;
+    out->bind = bind;
+    snprintf(out->impl, sizeof out->impl, "amx bf16");
+    memcpy(s->slot, slot, sizeof s->slot);
+    s->h = x->dim[1];
+    s->w = x->dim[2];
+    s->c = x->dim[3];
+    s->p = y->dim[1];
+    s->q = y->dim[2];
+    s->k = y->dim[3];
+    s->kernel = kernel;
+    s->stride = d->stride;
+    s->pad = d->pad;
+    s->pixels = y->dim[0] * s->p * s->q;
+    s->room = (s->pixels < PIXELS ? s->pixels + STEP - 1 : PIXELS) / STEP;
+    s->panels = kernel * kernel * s->c / PANEL;
+    s->slices = dnri_threads_for(dev, 2.0 * (double)s->pixels * (double)(s->k * s->panels * PANEL));
+    const int64_t all = s->k / PANEL, most = CHUNK / (s->room * 2 * TILE * (int64_t)sizeof(bf16));
+    s->rows = most < 1 ? 1 : most < all ? most : all;
+    while (s->rows > 1 && s->slices > 1 &&
+           (all + s->rows - 1) / s->rows * s->panels < 4 * s->slices)
+        s->rows = (s->rows + 1) / 2;
+    s->chunks = (all + s->rows - 1) / s->rows;
+    out->workspace =
+        (size_t)((all + s->panels) * s->room * 2 * TILE + (s->c > s->k ? s->c : s->k)) *
+        sizeof(bf16);
+    out->launches = 2 * (int)((s->pixels + s->room * STEP - 1) / (s->room * STEP));
+    return DNR_OK;
+}
+
+#else
+bool dnri_amx_fits(const dnri_dnn_desc *d)
+{
+    return false;
+}
+
+dnr_status dnri_amx_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4], dnri_step *out)
+{
+    return DNR_FAIL(DNR_EDEVICE, "build with gcc 11, clang 12 or later ones", "there is no AMX");
+}
+#endif

@@ -1,0 +1,13 @@
+/* amx.h: weight gradients in bf16 by the matrix units of AMX. */
+#ifndef DNR_CPU_AMX_H
+#define DNR_CPU_AMX_H
+
+#include "../../runtime/cpu/cpu.h"
+
+/* A weight gradient of bf16 pictures in fp32, channels in thirty-twos, on a CPU with AMX that oneDNN may use as well? */
+bool dnri_amx_fits(const dnri_dnn_desc *d);
+/* As dnri_cpu_dnn_step, for a description that fits. Products are summed in fp32, in the same order every time. */
+dnr_status dnri_amx_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4],
+                         dnri_step *out);
+
+#endif
