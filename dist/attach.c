@@ -53,7 +53,8 @@ dnr_status dnri_comm_attach(dnr_comm *c, dnr_device *dev)
     DNR_TRY(compare_places(c, dev));
     if (!dev->be->queue)
         return DNR_OK;
-    DNR_TRY(dnri_module_symbol("nccl", "dnri_comm_nccl",
+    bool stands_in = strcmp(c->ops->name, "standin") == 0;
+    DNR_TRY(dnri_module_symbol("nccl", stands_in ? "dnri_comm_standin" : "dnri_comm_nccl",
                                "install NCCL and build with -DDNR_NCCL=ON, or use device = cpu",
                                &found));
     const dnri_comm_device *on = found;

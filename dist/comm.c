@@ -6,6 +6,7 @@
 #include "star.h"
 #include "tcp.h"
 #include "socket.h"
+#include "standin.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -62,16 +63,21 @@ static dnr_status open_launched(dnr_comm *c, dnri_launch *l, const dnr_comm_opts
     char build[64];
     dnri_star_opts so = {
         .timeout_s = c->timeout_s, .build = build, .on_loss = o->on_loss, .user = o->user};
+    static const char standin[] = "standin:";
     bool tcp = strcmp(transport, "tcp") == 0;
-    if (!tcp && strcmp(transport, "mpi") != 0)
-        return DNR_FAIL(DNR_EUSAGE, "use tcp or mpi", "there is no transport \"%.40s\"", transport);
+    bool stands_in = strncmp(transport, standin, sizeof standin - 1) == 0;
+    if (!tcp && !stands_in && strcmp(transport, "mpi") != 0)
+        return DNR_FAIL(DNR_EUSAGE, "use tcp, mpi or standin:RANKS:GB/S:MICROSECONDS",
+                        "there is no transport \"%.40s\"", transport);
     snprintf(build, sizeof build, "%s with dist.transport = %s", DNR_VERSION, transport);
     c->rank = l->rank;
     c->world = l->world;
     DNR_TRY(dnri_star_open(l, &so, &c->star));
     c->local_rank = l->local_rank;
     c->local_world = l->local_world;
-    DNR_TRY(tcp ? dnri_tcp_open(c) : open_module(c, transport));
+    DNR_TRY(tcp         ? dnri_tcp_open(c)
+            : stands_in ? dnri_standin_open(c, transport + sizeof standin - 1)
+                        : open_module(c, transport));
     describe(c, l->launcher);
     return DNR_OK;
 }

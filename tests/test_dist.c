@@ -10,6 +10,8 @@
 #include "distrig.h"
 #include "trainrig.h"
 
+#include "../dist/socket.h"
+#include "../dist/standin.h"
 #include "../runtime/reduce.h"
 
 enum { STEPS = 5 };
@@ -193,6 +195,65 @@ static void case_refuses_groups(void **state)
     tr_says("model.sync_bn_group is 2, and there are 3 ranks");
     dnr_device_close(dev);
     dnr_comm_close(c, NULL);
+}
+
+/* A transport that takes the time of many ranks: the step asks for each sum once, in the order of the plan, before it waits
+ * for any, waits until the last is due, and computes what it does alone. On a GPU sums are captured, and not noted. */
+static void case_stands_in(void **state)
+{
+    dnr_comm *c;
+    dnr_comm_opts co = {.timeout_s = 30, .transport = "standin:8:0.05:500"};
+    OK(dnr_comm_open(&co, &c));
+    const dnri_standin *s = c->state;
+    dnr_trainer_opts o = rank_options(state, c);
+    training r = tr_open(state, &o);
+    o.comm = NULL;
+    training alone = tr_open(state, &o);
+    const dnr_graph *g = dnri_plan_graph(r.t->program[DNRI_LAST].plan);
+    for (int step = 0; step < 2; step++) {
+        ((dnri_standin *)c->state)->n = 0;
+        rank_train(&r, step * 4, 1);
+        const double now = dnri_clock();
+        tr_train(&alone, step * 4, 1);
+        if (r.dev->be->queue)
+            continue;
+        int64_t n = 0;
+        for (int i = 0; i < dnri_graph_ops(g); i++) {
+            const dnri_op *op = dnri_graph_op_c(g, i);
+            const dnri_reduce_attr *a = (const dnri_reduce_attr *)op->attr;
+            if (op->def != &dnri_def_reduce)
+                continue;
+            assert_true(n < s->n);
+            assert_int_equal(s->note[n].bytes, a->count * (int64_t)dnri_sum_size((dnri_sum)a->sum));
+            if (n > 0) { /* none was waited for */
+                assert_true(s->note[n].begun >= s->note[n - 1].begun);
+                assert_true(s->note[n].done >=
+                            s->note[n - 1].done + dnri_standin_takes(s, s->note[n].bytes) - 1e-9);
+            }
+            n++;
+        }
+        assert_true(n == s->n && n > 5);
+        assert_true(s->note[1].begun < s->note[0].done ||
+                    s->note[n - 1].begun < s->note[n - 2].done);
+        assert_true(now >= s->note[n - 1].done);
+    }
+    if (!o.reduce) /* which rounds */
+        assert_true(tr_distance(&r, &alone, DNRI_MASTER) == 0);
+    tr_close(&r);
+    tr_close(&alone);
+    dnr_comm_close(c, NULL);
+}
+
+static void case_refuses_standins(void **state)
+{
+    static const char *const bad[] = {"standin:",      "standin:8",      "standin:0:1:1",
+                                      "standin:8:0:1", "standin:8:1:-1", "standin:8:1:1x",
+                                      "standing"};
+    dnr_comm *c;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        dnr_comm_opts o = {.timeout_s = 30, .transport = bad[i]};
+        assert_int_equal(dnr_comm_open(&o, &c), DNR_EUSAGE);
+    }
 }
 
 /* fp16 is for scaled losses. */
@@ -459,6 +520,8 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(case_rounds_gradients),
     cmocka_unit_test(case_refuses_fp16),
     cmocka_unit_test(case_refuses_groups),
+    cmocka_unit_test(case_stands_in),
+    cmocka_unit_test(case_refuses_standins),
     cmocka_unit_test(case_tunes),
     cmocka_unit_test(case_shares),
     cmocka_unit_test(case_stops),
@@ -547,6 +610,13 @@ static void rank_0_tunes_for_all(void **state)
     pass(3, "case_tunes", NULL);
 }
 
+static void a_stand_in_takes_the_time_of_many(void **state)
+{
+    pass(1, "case_stands_in", NULL);
+    pass(1, "case_stands_in", "REDUCE=2");
+    pass(1, "case_refuses_standins", NULL);
+}
+
 static void weights_come_from_rank_0(void **state)
 {
     pass(1, "case_shares", NULL);
@@ -595,6 +665,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(buckets_are_reduced_in_order),
         cmocka_unit_test(gradients_may_travel_in_16_bits),
         cmocka_unit_test(rank_0_tunes_for_all),
+        cmocka_unit_test(a_stand_in_takes_the_time_of_many),
         cmocka_unit_test(weights_come_from_rank_0),
         cmocka_unit_test(stopping_is_agreed_on),
         cmocka_unit_test(evaluation_is_exact),

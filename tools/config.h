@@ -69,6 +69,7 @@ typedef struct cfg {
     struct {
         double timeout, bucket_mb;
         int64_t reduce_type, transport;
+        char standin[CFG_TEXT];
     } dist;
     struct {
         char out[CFG_TEXT];

@@ -254,6 +254,11 @@ const cfg_key cfg_keys[] = {
         "Of several ranks: what carries sums on the CPU. `tcp`: connections to rank 0, which adds "
         "in the order of ranks; `mpi`: the MPI library that dnnrun was built with, under its "
         "mpirun or srun. On GPUs it carries only what is small; gradients go through NCCL."),
+    STRING("dist.standin", dist.standin, NULL, "",
+           "To see without other GPUs how much of their sums a step hides: of one rank alone "
+           "(`DNR_RANK=0 DNR_WORLD_SIZE=1`), let each sum take as long as it would over many. "
+           "`RANKS:GB/S:MICROSECONDS`, for example `8:340:20`: 20 µs and 2 · 7/8 of its bytes at "
+           "340 GB/s, one sum after the other. Empty: none."),
 
     PATH("run.out", run.out,
          "Run directory; `--out` wins. Empty: `runs/<cfg>-<date>-<time>` in the current folder."),

@@ -32,7 +32,10 @@ dnr_status ranks_open(session *s, bool log_all, dnr_error *err)
     dnr_status st;
     int rank, world;
     static const char *const transports[] = {"tcp", "mpi"};
-    dnr_comm_opts o = {.transport = transports[s->cfg.dist.transport],
+    char standin[CFG_TEXT + 16];
+    snprintf(standin, sizeof standin, "standin:%s", s->cfg.dist.standin);
+    dnr_comm_opts o = {.transport =
+                           *s->cfg.dist.standin ? standin : transports[s->cfg.dist.transport],
                        .timeout_s = s->cfg.dist.timeout,
                        .on_loss = on_loss};
     TOOL_LIB(st, dnr_launched(&rank, &world));

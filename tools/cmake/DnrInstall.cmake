@@ -45,7 +45,7 @@ install(FILES ${CMAKE_BINARY_DIR}/dnnrun.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/
 file(GLOB cfgs CONFIGURE_DEPENDS models/*.cfg)
 install(FILES ${cfgs} DESTINATION ${DNR_SHARE}/models COMPONENT main)
 install(FILES data/digits.tar DESTINATION ${DNR_SHARE}/data COMPONENT main)
-install(FILES tools/compare_torch.py tools/slurm.sbatch DESTINATION ${DNR_SHARE} COMPONENT main)
+install(FILES tools/compare_torch.py tools/scaling.py tools/slurm.sbatch DESTINATION ${DNR_SHARE} COMPONENT main)
 install(DIRECTORY tools/examples DESTINATION ${DNR_SHARE} COMPONENT main FILES_MATCHING PATTERN *.c)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT main RENAME copyright)
 install(FILES NOTICE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT main)
