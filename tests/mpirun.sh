@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tool under Open MPI's mpirun: trains and evaluates on 1, 2 and 4 ranks, names a killed rank before the launcher ends
-# the others, saves and ends with 75 at SIGUSR1. Exit code 77: there is no mpirun here.
+# the others, who end with 5 where it does not, saves and ends with 75 at SIGUSR1. Exit code 77: there is no mpirun here.
 #   tests/mpirun.sh BUILD
 set -euo pipefail
 command -v mpirun >/dev/null || { echo "there is no mpirun"; exit 77; }
@@ -59,6 +59,24 @@ code=0; wait $mpi || code=$?
 [ $code -ne 0 ] || fail "mpirun succeeds although a rank was killed"
 grep -q "(process $victim) is lost: its connection ended; it was at: " killed.log || fail "the killed rank is not named"
 "${launch[@]}" -n 3 "${train[@]}" train.batch=8 train.max_steps=40 --allow-changes --out killed --resume auto >again.log 2>&1 || fail "resume"
+
+# A launcher that lets the others be: each of them ends with 5 by itself.
+cat >noting <<'SH'
+#!/bin/sh
+"$@"
+code=$?
+echo $code >code.$OMPI_COMM_WORLD_RANK
+exit $code
+SH
+chmod +x noting
+"${launch[@]}" --enable-recovery -n 3 ./noting "${train[@]}" train.batch=8 run.save_every=0.5 --out noted >noted.log 2>&1 &
+mpi=$!
+wait_for noted/checkpoints/last
+victim=$(pgrep -f "^$tool.*--out noted" | tail -1)
+kill -KILL "$victim"
+wait $mpi || true
+grep -q "(process $victim) is lost: its connection ended; it was at: " noted.log || fail "the killed rank is not named"
+[ "$(sort -n code.0 code.1 code.2 | tr '\n' ' ')" = "5 5 137 " ] || { cat code.*; fail "not two codes of 5 beside one of 137"; }
 
 "${launch[@]}" -n 2 "${train[@]}" train.batch=16 run.save_every=0.5 --out stopped >stopped.log 2>&1 &
 mpi=$!
