@@ -3,17 +3,25 @@
 
 #define FINISH_THREADS 256
 
+static __host__ __device__ int shares_of(int64_t c)
+{
+    return (int)((c + 31) / 32);
+}
+
+/* blockIdx.y: which `span` of the sums over gram's rows, that share after share of squares are made of */
 template <class T>
 __global__ void __launch_bounds__(128)
-    k_algbn_squares(k_algbn_args a, float *__restrict__ square, bool first,
+    k_algbn_squares(k_algbn_args a, float *__restrict__ square, int64_t span, bool first,
                     const dnri_header *header, dnri_state *state)
 {
     __shared__ __align__(16) float sm[(sizeof(T) == 2 ? 3 : 4) * TILE_FLOATS];
-    const int64_t across = (a.c + TILE - 1) / TILE;
-    begin_ratios(first, header, state);
+    const int64_t across = (a.c + TILE - 1) / TILE, from = blockIdx.y * span;
+    if (blockIdx.y == 0)
+        begin_ratios(first, header, state);
     product_tile<T, TILE_SQUARE> tile(a, NULL, blockIdx.x / across * TILE,
-                                      blockIdx.x % across * TILE, a.c);
-    tile.run(0, sm, square);
+                                      blockIdx.x % across * TILE,
+                                      from + span < a.c ? from + span : a.c);
+    tile.run(from, sm, square + blockIdx.y * shares_of(a.c) * a.k);
 }
 
 __device__ __forceinline__ double block_sum(double v)
@@ -134,14 +142,22 @@ template <class T> __global__ void __launch_bounds__(256) k_algbn_fold_kernel(k_
 
 /* ---------------------------------------------------------------- launches */
 
-static int shares_of(int64_t c)
+/* Rows of gram that a block has: fewer where there are few tiles for a device. */
+static int64_t span_of(int64_t k, int64_t c)
 {
-    return (int)((c + 31) / 32);
+    const int64_t tiles = ((c + TILE - 1) / TILE) * ((k + TILE - 1) / TILE);
+    const int64_t steps = (c + DEPTH - 1) / DEPTH, spans = 256 / tiles < 1 ? 1 : 256 / tiles;
+    return (steps + spans - 1) / spans * DEPTH;
+}
+
+static int spans_of(int64_t k, int64_t c)
+{
+    return (int)((c + span_of(k, c) - 1) / span_of(k, c));
 }
 
 size_t k_algbn_stats_workspace(int64_t k, int64_t c)
 {
-    return (size_t)shares_of(c) * (size_t)k * sizeof(float);
+    return (size_t)(spans_of(k, c) * shares_of(c)) * (size_t)k * sizeof(float);
 }
 
 void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_header *header,
@@ -149,6 +165,7 @@ void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_heade
 {
     const int64_t across = (a->c + TILE - 1) / TILE, down = (a->k + TILE - 1) / TILE;
     const size_t bytes = 2 * (size_t)a->c * sizeof(float);
+    const int spans = spans_of(a->k, a->c);
     float *square = (float *)workspace;
     k_algbn_args w = {};
     w.rows = a->rows;
@@ -158,10 +175,11 @@ void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_heade
     w.gram = a->gram;
     k_by_type(a->type, [&](auto t) {
         using T = decltype(t);
+        const dim3 grid((unsigned)(across * down), (unsigned)spans);
         k_algbn_squares<T>
-            <<<(unsigned)(across * down), 128, 0, s>>>(w, square, a->first, header, state);
-        k_algbn_stats_finish<T>
-            <<<(unsigned)a->k, FINISH_THREADS, bytes, s>>>(*a, square, shares_of(a->c), state);
+            <<<grid, 128, 0, s>>>(w, square, span_of(a->k, a->c), a->first, header, state);
+        k_algbn_stats_finish<T><<<(unsigned)a->k, FINISH_THREADS, bytes, s>>>(
+            *a, square, spans * shares_of(a->c), state);
     });
 }
 
