@@ -71,7 +71,7 @@ const cfg_key cfg_keys[] = {
     PATH("data.class_map", data.class_map,
          "For a flat folder of training pictures: a text file with lines `FILE CLASS`."),
     PATH("data.val_class_map", data.val_class_map, "The same for `data.val`."),
-    INT("data.synthetic_n", data.synthetic_n, 1, 4294967295.0, "1281167", "pictures",
+    INT("data.synthetic_n", data.synthetic_n, 1, 100000000, "1281167", "pictures",
         "How many pictures `synthetic` has."),
     INT("data.image", data.image, 1, 8192, "224", "pixels",
         "Height and width of the pictures given to the network."),
