@@ -14,6 +14,7 @@ typedef struct dnri_standin {
     double bandwidth, latency; /* bytes a second; seconds */
     double free_at;            /* when the last sum will be there, by dnri_clock */
     int64_t n;                 /* sums begun; the first DNRI_STANDIN_NOTES are noted */
+    int64_t waits;             /* times that all begun so far were waited for */
     struct {
         int64_t bytes;
         double begun, done; /* done: when it is due */
