@@ -168,11 +168,16 @@ static double dgrad_flops(const dnr_graph *g, const dnri_op *op)
     return 2 * (double)dnri_count(a) * (double)(dz->dim[3] + a->dim[3]);
 }
 
-/* w·gram; where the long way is not taken. */
+/* w·gram; where the long way, which reads a, is not taken. */
 static double stats_flops(const dnr_graph *g, const dnri_op *op)
 {
     const dnr_desc *w = dnri_desc(g, op->in[S_W]);
     return 2 * (double)dnri_count(w) * (double)w->dim[3];
+}
+
+static double stats_unread(const dnr_graph *g, const dnri_op *op)
+{
+    return (double)dnri_bytes(dnri_desc(g, op->in[S_A]));
 }
 
 static double join_flops(const dnr_graph *g, const dnri_op *op)
@@ -190,7 +195,7 @@ const dnri_op_def dnri_def_algbn_coef = {
 const dnri_op_def dnri_def_algbn_dgrad = {
     .name = "algbn.dgrad", .infer = dgrad_infer, .flops = dgrad_flops};
 const dnri_op_def dnri_def_algbn_stats = {
-    .name = "algbn.stats", .infer = stats_infer, .flops = stats_flops};
+    .name = "algbn.stats", .infer = stats_infer, .flops = stats_flops, .unread = stats_unread};
 const dnri_op_def dnri_def_algbn_fold = {.name = "algbn.fold", .infer = fold_infer, .small = true};
 const dnri_op_def dnri_def_algbn_join = {
     .name = "algbn.join", .infer = join_infer, .flops = join_flops, .takes = {1u << J_RESIDUAL}};

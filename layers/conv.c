@@ -128,14 +128,24 @@ static double wgrad_flops(const dnr_graph *g, const dnri_op *op)
     return 2 * macs(g, op->in[1], conv_attr(op)->kernel, dnri_desc(g, op->in[0])->dim[3]);
 }
 
-const dnri_op_def dnri_def_conv = {
-    .name = "conv.fprop", .infer = conv_infer, .grad = conv_grad, .flops = conv_flops};
+double dnri_conv_unread(const dnr_graph *g, const dnri_op *op)
+{
+    const double kernel = conv_attr(op)->kernel, stride = conv_attr(op)->stride;
+    const double share = kernel < stride ? kernel / stride : 1;
+    return (1 - share * share) * (double)dnri_bytes(dnri_desc(g, op->in[0]));
+}
+
+const dnri_op_def dnri_def_conv = {.name = "conv.fprop",
+                                   .infer = conv_infer,
+                                   .grad = conv_grad,
+                                   .flops = conv_flops,
+                                   .unread = dnri_conv_unread};
 /* No gradient rule and no clone of its own: it comes in after the gradient walk, and repeated as it is it
  * gives the same bits. */
 const dnri_op_def dnri_def_conv_stats = {
-    .name = "conv.stats", .infer = stats_infer, .flops = conv_flops};
+    .name = "conv.stats", .infer = stats_infer, .flops = conv_flops, .unread = dnri_conv_unread};
 const dnri_op_def dnri_def_conv_dgrad = {
     .name = "conv.dgrad", .infer = dgrad_infer, .flops = dgrad_flops};
 const dnri_op_def dnri_def_conv_wgrad = {
-    .name = "conv.wgrad", .infer = wgrad_infer, .flops = wgrad_flops};
+    .name = "conv.wgrad", .infer = wgrad_infer, .flops = wgrad_flops, .unread = dnri_conv_unread};
 const dnri_op_def dnri_def_grad_widen = {.name = "grad.widen", .infer = widen_infer};

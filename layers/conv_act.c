@@ -52,5 +52,6 @@ static dnr_status fold_infer(dnr_graph *g, dnri_op *op)
                : dnri_out(g, op, F_LOW, dnri_desc1(num->compute, w.dim[0]), "rounded bias");
 }
 
-const dnri_op_def dnri_def_conv_act = {.name = "conv.act", .infer = infer, .flops = flops};
+const dnri_op_def dnri_def_conv_act = {
+    .name = "conv.act", .infer = infer, .flops = flops, .unread = dnri_conv_unread};
 const dnri_op_def dnri_def_fold = {.name = "fold", .infer = fold_infer};

@@ -25,5 +25,8 @@ dnr_status dnri_want(const dnr_graph *g, const dnri_op *op, int i, const char *w
 dnr_desc dnri_mask_of(const dnr_desc *x);
 /* Shape rule of a convolution, in conv.c: checks x and w, makes y. */
 dnr_status dnri_conv_infer(dnr_graph *g, dnri_op *op, const dnri_conv_attr *a);
+/* unread of an op whose attributes begin with a convolution's: bytes of x between kernels that stride further than they
+ * reach. */
+double dnri_conv_unread(const dnr_graph *g, const dnri_op *op);
 
 #endif

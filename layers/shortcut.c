@@ -55,6 +55,14 @@ static dnr_status shortcut_grad(dnr_graph *g, const dnri_op *op, const dnr_tid d
                      dy, 1, &dx[0]);
 }
 
-const dnri_op_def dnri_def_shortcut = {
-    .name = "shortcut.fprop", .infer = shortcut_infer, .grad = shortcut_grad};
+static double shortcut_unread(const dnr_graph *g, const dnri_op *op)
+{
+    const dnr_desc *x = dnri_desc(g, op->in[0]), *y = dnri_desc(g, op->out[0]);
+    return (double)dnri_bytes(x) - (double)dnri_bytes(y) * (double)x->dim[3] / (double)y->dim[3];
+}
+
+const dnri_op_def dnri_def_shortcut = {.name = "shortcut.fprop",
+                                       .infer = shortcut_infer,
+                                       .grad = shortcut_grad,
+                                       .unread = shortcut_unread};
 const dnri_op_def dnri_def_shortcut_bwd = {.name = "shortcut.bwd", .infer = bwd_infer};

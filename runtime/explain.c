@@ -16,7 +16,7 @@ double dnri_op_bytes(const dnri_plan *p, const dnri_op *op)
         if (t >= 0)
             sum += (double)dnri_bytes(dnri_desc(p->g, t));
     }
-    return sum;
+    return op->def->unread ? sum - op->def->unread(p->g, op) : sum;
 }
 
 double dnri_op_flops(const dnri_plan *p, const dnri_op *op)

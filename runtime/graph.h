@@ -66,6 +66,8 @@ struct dnri_op_def {
     void (*reclone)(const dnri_op *from, dnri_op *op);
     /* Floating-point operations (a multiply-add is two). NULL: counts as 0. */
     double (*flops)(const dnr_graph *g, const dnri_op *op);
+    /* Bytes of the inputs that are not read: what strides pass over. NULL: all are. */
+    double (*unread)(const dnr_graph *g, const dnri_op *op);
     /* Bit j of takes[k]: element i of output k needs input j at element i alone (beside sums over it), so that it may
      * be written over that input where it dies, by a back end that can (dnri_step.in_place). */
     unsigned takes[DNRI_MAX_OUT];
