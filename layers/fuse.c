@@ -135,6 +135,7 @@ dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *
     DNR_TRY(dnri_fuse_gradient_add(g));
     if (o->fusion == DNR_FUSION_OFF)
         return DNR_OK;
+    DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_QUADS));
     DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_input(g, dev, DNRI_BLOCKS, DNRI_BLOCKS));
     DNR_TRY(dnri_fuse_statistics(g, dev));

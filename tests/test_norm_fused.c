@@ -107,7 +107,7 @@ static dnri_packed_conv_attr stem_attr(const shape *c)
     return (dnri_packed_conv_attr){{7, 2, 3, c->h, c->w}, DNRI_QUADS};
 }
 
-static bool device_has_stem(const shape *c)
+static bool device_has_stem(const shape *c, bool wgrad)
 {
     const dnri_packed_conv_attr a = stem_attr(c);
     dnr_tid out[3] = {DNRI_NONE, DNRI_NONE, DNRI_NONE};
@@ -115,7 +115,13 @@ static bool device_has_stem(const shape *c)
     rig_open(&r, probe_device, probe_precision, true);
     const dnr_tid x = rig_leaf(&r, "x", dnri_desc4(r.num.compute, c->n, c->h, c->w, 4));
     const dnr_tid w = rig_leaf(&r, "w", dnri_desc4(r.num.compute, c->k, 7, 7, 3));
-    OK(dnri_emit(r.g, &dnri_def_packed_conv, "l", &a, sizeof a, 2, (dnr_tid[]){x, w}, 3, out));
+    const dnr_tid dy =
+        rig_leaf(&r, "dy", dnri_desc4(r.num.compute, c->n, c->h / 2, c->w / 2, c->k));
+    if (wgrad)
+        OK(dnri_emit(r.g, &dnri_def_packed_conv_wgrad, "l", &a, sizeof a, 2, (dnr_tid[]){x, dy}, 1,
+                     out));
+    else
+        OK(dnri_emit(r.g, &dnri_def_packed_conv, "l", &a, sizeof a, 2, (dnr_tid[]){x, w}, 3, out));
     const bool has = dnri_device_supports(probe_device, r.g, dnri_graph_op_c(r.g, 0));
     rig_close(&r);
     return has;
@@ -161,6 +167,21 @@ static void build_stem(probe *p, const shape *c)
     probe_result(p, "norm_pool sums", "running_var", running[1], POINT, 1);
 }
 
+/* dw is not rounded to the compute type; tensor cores round towards zero as they add. */
+static void build_stem_wgrad(probe *p, const shape *c)
+{
+    const dnri_packed_conv_attr a = stem_attr(c);
+    const dnr_tid x =
+        probe_leaf(p, "x", dnri_desc4(probe_compute(p), c->n, c->h, c->w, 4), 1, c->shift);
+    const dnr_tid dy = probe_tensor(p, "dy", c->n, c->h / 2, c->w / 2, c->k);
+    dnr_tid dw = DNRI_NONE;
+    double *v = probe_values(p, x);
+    for (int64_t i = 3; v && i < c->n * c->h * c->w * 4; i += 4)
+        v[i] = 0;
+    probe_emit(p, &dnri_def_packed_conv_wgrad, &a, sizeof a, 2, (dnr_tid[]){x, dy}, 1, &dw);
+    probe_result(p, "conv_packed", "dw", dw, SUM, 5);
+}
+
 /* ResNet's, and rows and columns that fill no tile; as many rows as keep blocks busy for several steps each. */
 static void test_stem(void **state)
 {
@@ -175,10 +196,12 @@ static void test_stem(void **state)
     };
     int bad = 0, tried = 0;
     for (size_t i = 0; i < COUNT(cases); i++)
-        if (device_has_stem(&cases[i])) {
-            tried++;
-            bad += probe_run(build_stem, check_clone, &cases[i]);
-        }
+        for (int wgrad = 0; wgrad < 2; wgrad++)
+            if (device_has_stem(&cases[i], wgrad)) {
+                tried++;
+                bad += wgrad ? probe_run(build_stem_wgrad, NULL, &cases[i])
+                             : probe_run(build_stem, check_clone, &cases[i]);
+            }
     assert_int_equal(bad, 0);
     if (!tried)
         skip();

@@ -165,6 +165,47 @@ static void test_launches(void **state)
     }
 }
 
+/* ---- the stem */
+
+/* In 16 bits it has kernels of our own for pictures of four channels, which leave sums for the norm; also where nothing is
+ * timed, and with recomputation. The backward pass makes its pictures anew, and nothing is in blocks. Pictures of odd
+ * sides, and those too wide for shared memory, are left to cuDNN. */
+static void test_stem(void **state)
+{
+    static const struct {
+        int image;
+        bool packed, own;
+    } cases[] = {{224, true, true}, {96, true, true}, {225, false, false}, {1600, true, false}};
+    if (!dev)
+        skip();
+    for (int i = 0; i < 16; i++) {
+        const bool bf16 = i & 1, recompute = i & 2;
+        const int image = cases[i / 4].image, own = cases[i / 4].own;
+        dnr_trainer_opts o = options("resnet18", bf16 ? DNR_PRECISION_BF16 : DNR_PRECISION_FP16, 2);
+        dnr_trainer *t;
+        int ingests = 0, convs = 0, ours = 0;
+        o.image = image;
+        o.deterministic = recompute;
+        o.recompute = recompute ? DNR_RECOMPUTE_BLOCK : DNR_RECOMPUTE_NONE;
+        OK(dnri_trainer_create(dev, &o, &planned, &t));
+        const dnri_plan *p = t->program[DNRI_LAST].plan;
+        for (int k = 0; k < p->n; k++) {
+            const dnri_op *op = dnri_graph_op_c(p->g, k);
+            ingests += op->def == &dnri_def_packed_ingest;
+            convs += op->def == &dnri_def_packed_conv || op->def == &dnri_def_packed_conv_wgrad;
+            ours += strcmp(p->steps[k].impl, "k_stem") == 0;
+            if (op->def == &dnri_def_packed_ingest)
+                assert_int_equal(op->out[DNRI_QUADS_OUT] >= 0, own);
+            if (op->def == &dnri_def_norm_pool_train)
+                assert_int_equal(op->n_in, own ? 7 : 5);
+        }
+        assert_int_equal(ingests, cases[i / 4].packed ? 2 : 0);
+        assert_int_equal(convs, !cases[i / 4].packed ? 0 : recompute ? 3 : 2);
+        assert_int_equal(ours, own ? convs : 0);
+        dnr_trainer_destroy(t);
+    }
+}
+
 /* ---- the folded join of d3 */
 
 /* 13 ends of blocks and two projections have rows enough. A library's product does them all, but in deterministic
@@ -423,10 +464,11 @@ static void test_every_network(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),   cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_launches), cmocka_unit_test(test_joins),
-        cmocka_unit_test(test_pins),     cmocka_unit_test(test_lanes),
-        cmocka_unit_test(test_forks),    cmocka_unit_test(test_every_network),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_launches),      cmocka_unit_test(test_stem),
+        cmocka_unit_test(test_joins),         cmocka_unit_test(test_pins),
+        cmocka_unit_test(test_lanes),         cmocka_unit_test(test_forks),
+        cmocka_unit_test(test_every_network),
     };
     paper_open((size_t)139 << 30, &dev);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

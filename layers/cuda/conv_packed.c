@@ -9,9 +9,9 @@
  * In fp16 the engine of 404 and 552 may sum in less than fp32, so that it is taken only where it is timed and proves
  * right: see tune.c. (Its wgrad does not: of 398 microseconds, it is off by 1.4e-3.)
  *
- * QUADS are for a kernel of our own (stem.cu), where that takes the shape; where it is timed against cuDNN's engines, the
- * faster one is taken. All else takes BLOCKS. cuDNN's weights are packed anew each step, unless they come packed, as a
- * fold's do, and dw is unpacked where it is widened. */
+ * QUADS are for kernels of our own (stem.cu), where these take the shape; all else takes BLOCKS. Where fprop is timed
+ * against cuDNN's engines, the faster way is taken; the wgrad of these is out of the question. Their weights are packed
+ * anew each step, unless they come packed, as a fold's do, and dw is unpacked where it is widened. */
 #include "../../runtime/cuda/convplan.h"
 #include "../../runtime/engine_ops.h"
 #include "../layers.h"
@@ -68,6 +68,12 @@ static dnr_status run_own(dnri_cuda_op *s)
     const stem *c = s->own;
     k_stem_args a = c->args;
     a.x = s->at.in[0];
+    if (c->wgrad) {
+        a.dy = s->at.in[1];
+        a.dw = s->at.out[0];
+        k_stem_wgrad(s->stream, &a, s->at.workspace);
+        return DNR_OK;
+    }
     a.weights = s->at.in[1];
     a.y = s->at.out[Y];
     a.sum = sums(&s->op) ? s->at.out[SUM] : NULL;
@@ -133,7 +139,7 @@ static bool supports(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
         return (x.dtype == DNR_F16 || x.dtype == DNR_BF16) && op->n_out == 1;
     x = dnri_packed_desc(x.dtype, x.dim[0], a->conv.h, a->conv.w, a->packing); /* not yet packed */
     const k_stem_args own = stem_of(dnri_cuda_of(dev), &x, w);
-    return !wgrad && k_stem_takes(&own);
+    return wgrad ? k_stem_wgrad_takes(&own) : k_stem_takes(&own);
 }
 
 static dnri_conv_problem problem_of(const dnr_desc *x, const dnr_desc *y, bool wgrad,
@@ -253,7 +259,8 @@ static dnr_status choose(dnri_cuda *d, const dnri_conv_problem *p, const k_stem_
     dnri_conv_plan *plan = NULL;
     if (!pinned)
         DNR_TRY(dnri_cudnn_pinned(d, p, g, op, o, &plan));
-    if (!pinned && !plan && p->benchmark && !p->deterministic && !d->paper) {
+    if (!pinned && !plan && p->kind == DNRI_FPROP && p->benchmark && !p->deterministic &&
+        !d->paper) {
         DNR_TRY(dnri_cudnn_choose(d, p, &plan));
         DNR_TRY(judge(d, own, op, plan));
     }
@@ -298,7 +305,8 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     if (!c)
         return DNR_FAIL_NOMEM();
     const char *impl = !plan ? DNRI_PIN_OWN : plan->plan ? plan->impl : "direct";
-    const int launches = plan ? (packed ? 1 : 2) + 2 * (!wgrad && sums(op)) : 1 + sums(op);
+    const bool with_sums = !wgrad && sums(op);
+    const int launches = plan ? (packed ? 1 : 2) + 2 * with_sums : wgrad ? 2 : 1 + with_sums;
     dnr_status st = dnri_cuda_lower(dev, g, op, plan ? run : run_own, launches, impl, out, &s);
     if (st != DNR_OK) {
         free(c);
@@ -317,11 +325,11 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     s->release = release;
     s->prepare = prepare;
     if (!plan) {
-        out->workspace = k_stem_workspace(&own);
+        out->workspace = wgrad ? k_stem_wgrad_workspace(&own) : k_stem_workspace(&own);
         return DNR_OK;
     }
     out->workspace = bytes + plan->workspace;
-    if (!wgrad && sums(op)) { /* after the convolution, so in the same place */
+    if (with_sums) { /* after the convolution, so in the same place */
         const size_t stats = k_norm_workspace((int)p.type, d->sms, p.k);
         out->workspace = out->workspace > stats ? out->workspace : stats;
     }

@@ -253,13 +253,18 @@ typedef struct k_stem_args {
     size_t shared;  /* bytes of shared memory that one block can have */
     int n, h, w, k; /* x [n,h,w,4], y [n,h/2,w/2,k] */
     int channels;   /* of the weights [k,7,7,channels]: 3, or 4 of which the last is not read */
-    const void *x, *weights;
+    const void *x, *weights, *dy;
     void *y;
+    float *dw;          /* [k,7,7,3] */
     float *sum, *sqsum; /* [k]: Σ y and Σ y² of y as written, in a fixed order; or NULL */
 } k_stem_args;
 bool k_stem_takes(const k_stem_args *a);       /* from cc, shared, type and shapes */
 size_t k_stem_workspace(const k_stem_args *a); /* for sums */
 void k_stem(cudaStream_t s, const k_stem_args *a, void *workspace);
+bool k_stem_wgrad_takes(const k_stem_args *a);
+size_t k_stem_wgrad_workspace(const k_stem_args *a);
+/* dw, not rounded, in a fixed order */
+void k_stem_wgrad(cudaStream_t s, const k_stem_args *a, void *workspace);
 /* Plain loops, for what cuDNN lacks. x [n,h,w,c], w [k,kernel,kernel,c], y [n,p,q,k]; dw in dw_type. */
 typedef struct k_conv_args {
     int type, sms;

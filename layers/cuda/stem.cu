@@ -282,11 +282,209 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     }
 }
 
+/* ---------------------------------------------------------------- wgrad */
+
+/* Of output pixels q, dw = Σ dyᵀ·x, both transposed on their way to registers. A step is an output row. A tensor core
+ * rounds towards zero as it adds, so it adds up at most RUN pixels; then its sums join those in shared memory. */
+#define W_RING  (2 * KERNEL)
+#define RUN     1568
+#define M_TILES (K / 16)
+#define W_SUMS  (M_TILES * KERNEL * THREADS) /* of 4 values: each thread's one after another */
+#define DY_TILE (16 * K * 2)                 /* bytes of 16 pixels */
+
+/* Vector v, 16 bytes, of pixel q of dy lies where 8 pixels of a column of vectors meet different banks. */
+__device__ __forceinline__ uint32_t in_dy(int q, int v)
+{
+    return (uint32_t)(q * K * 2 + (v ^ (q & 7)) * 16);
+}
+
+/* A warp has 8 of the 32 values of each row of the kernel, and all channels of dy. */
+template <class T> struct wgrad_warp {
+    const int lane, warp;
+    float acc[M_TILES][KERNEL][4];
+    struct operands {
+        uint32_t dy[M_TILES][4], x[KERNEL / 2 + 1][4];
+    };
+
+    __device__ wgrad_warp() : lane((int)threadIdx.x % 32), warp((int)threadIdx.x / 32)
+    {
+        clear();
+    }
+
+    __device__ void clear()
+    {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int r = 0; r < KERNEL; r++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    acc[m][r][i] = 0;
+    }
+
+    __device__ void multiply(const operands &o)
+    {
+#pragma unroll
+        for (int r = 0; r < KERNEL; r++)
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+                k_mma(T(), acc[m][r], o.dy[m], o.x[r / 2][r % 2 * 2], o.x[r / 2][r % 2 * 2 + 1]);
+    }
+
+    /* An output row; `top`: slot of the first row that it sees. */
+    __device__ void run(const row_ring<T, W_RING> &ring, int top, uint32_t dy)
+    {
+        const int i = lane / 8, q = lane % 8;
+        const uint32_t col = (uint32_t)(warp + i % 2 * 8 + q) * 16;
+        const uint32_t mine = dy + (uint32_t)(i / 2 * 8 + q) * K * 2;
+        const uint32_t flip = (uint32_t)(i % 2 ^ q) * 16;
+        uint32_t row[KERNEL / 2 + 1];
+        operands even, odd;
+#pragma unroll
+        for (int r = 0; r < KERNEL; r += 2)
+            row[r / 2] = ring.slot(top + (r + 1 < KERNEL ? r + i / 2 : r)) + col;
+        const auto load = [&](operands &o, int tile) {
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+                k_matrices<true>(o.dy[m], mine + (uint32_t)tile * DY_TILE + (flip ^ m * 32));
+#pragma unroll
+            for (int r = 0; r < KERNEL / 2 + 1; r++)
+                k_matrices<true>(o.x[r], row[r] + (uint32_t)tile * 256);
+        };
+        load(even, 0);
+        for (int tile = 0; tile < ring.g.tiles; tile += 2) {
+            const bool two = tile + 1 < ring.g.tiles;
+            if (two)
+                load(odd, tile + 1);
+            multiply(even);
+            if (two) {
+                if (tile + 2 < ring.g.tiles)
+                    load(even, tile + 2);
+                multiply(odd);
+            }
+        }
+    }
+
+    __device__ void flush(float4 *sums)
+    {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int r = 0; r < KERNEL; r++) {
+                float4 &to = sums[(m * KERNEL + r) * THREADS + threadIdx.x];
+                float4 v = to;
+                v.x += acc[m][r][0];
+                v.y += acc[m][r][1];
+                v.z += acc[m][r][2];
+                v.w += acc[m][r][3];
+                to = v;
+            }
+        clear();
+    }
+};
+
+/* part: [block][W_SUMS]; `run`: output rows between two flushes. */
+template <class T>
+__global__ void __launch_bounds__(THREADS, PER_SM)
+    k_stem_wgrad_kernel(const __grid_constant__ stem_geometry g, const T *__restrict__ x,
+                        const T *__restrict__ dy, int run, float4 *__restrict__ part)
+{
+    extern __shared__ __align__(128) unsigned char sm[];
+    const int64_t rows = (int64_t)g.n * g.p, blocks = gridDim.x, first = rows * blockIdx.x / blocks;
+    const int64_t last = rows * (blockIdx.x + 1) / blocks;
+    row_ring<T, W_RING> ring(g, x, sm);
+    unsigned char *const two = sm + W_RING * g.pitch; /* rows of dy */
+    float4 *sums = (float4 *)(two + 2 * g.tiles * DY_TILE);
+    for (int i = (int)threadIdx.x; i < 2 * (g.tiles * 16 - g.q) * 8; i += THREADS) {
+        const int q = g.q + i / 16; /* beyond a row dy is 0 */
+        *(int4 *)(two + i / 8 % 2 * g.tiles * DY_TILE + q * K * 2 + i % 8 * 16) =
+            make_int4(0, 0, 0, 0);
+    }
+    for (int i = (int)threadIdx.x; i < W_SUMS; i += THREADS)
+        sums[i] = make_float4(0, 0, 0, 0);
+    int top = 0, next = 0, count = 0;
+    const auto load = [&](int64_t row, bool anew) {
+        const int picture = (int)(row / g.p), p = (int)(row % g.p);
+        if (anew || p == 0) {
+            next = ring.load(picture, 2 * p - 3, KERNEL);
+        } else {
+            ring.load(picture, 2 * p + KERNEL - 5, 2);
+            next = next + 2 < W_RING ? next + 2 : next + 2 - W_RING;
+        }
+        const T *from = dy + row * g.q * K;
+        const uint32_t to = k_shared(two + (row - first) % 2 * g.tiles * DY_TILE);
+        for (int i = (int)threadIdx.x; i < g.q * 8; i += THREADS)
+            k_copy16(to + in_dy(i / 8, i % 8), from + i * 8, true);
+    };
+    wgrad_warp<T> mine;
+    if (first < last)
+        load(first, true);
+    k_copies_end();
+    for (int64_t at = first; at < last; at++) {
+        k_copies_wait<0>();
+        __syncthreads(); /* the rows are there for all, and all are done with those before */
+        top = next;
+        if (at + 1 < last)
+            load(at + 1, false);
+        k_copies_end();
+        mine.run(ring, top, k_shared(two + (at - first) % 2 * g.tiles * DY_TILE));
+        if (++count == run || at + 1 == last) {
+            mine.flush(sums);
+            count = 0;
+        }
+    }
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < W_SUMS; i += THREADS)
+        part[(int64_t)blockIdx.x * W_SUMS + i] = sums[i];
+}
+
+#define AT_ONCE 16 /* of W_SUMS, by as many threads each */
+
+/* Adds up the blocks' parts in a fixed order, and sorts them: dw [K,7,7,3]. */
+__global__ void __launch_bounds__(AT_ONCE *AT_ONCE)
+    k_stem_merge_kernel(const float4 *__restrict__ part, int blocks, float *__restrict__ dw)
+{
+    __shared__ double sm[AT_ONCE][AT_ONCE][4];
+    const int x = (int)threadIdx.x % AT_ONCE, y = (int)threadIdx.x / AT_ONCE;
+    const int first = (int)blockIdx.x * AT_ONCE;
+    double s[4] = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int b = y; b < blocks; b += AT_ONCE) {
+        const float4 v = __ldcs(part + (int64_t)b * W_SUMS + first + x);
+        s[0] += v.x;
+        s[1] += v.y;
+        s[2] += v.z;
+        s[3] += v.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sm[y][x][i] = s[i];
+    __syncthreads();
+    if (threadIdx.x >= AT_ONCE * 4)
+        return;
+    const int i = (int)threadIdx.x % 4, at = first + (int)threadIdx.x / 4;
+    double sum = 0;
+    for (int b = 0; b < AT_ONCE; b++)
+        sum += sm[b][threadIdx.x / 4][i];
+    /* of thread 32·warp + 4·group + t of the block, sum [m][row][i] */
+    const int thread = at % THREADS, m = at / THREADS / KERNEL, row = at / THREADS % KERNEL;
+    const int k = m * 16 + thread % 32 / 4 + i / 2 * 8,
+              n = thread / 32 * 8 + thread % 4 * 2 + i % 2;
+    if (n >= 4 && n % 4 < 3)
+        dw[((k * KERNEL + row) * KERNEL + n / 4 - 1) * 3 + n % 4] = (float)sum;
+}
+
 /* ---------------------------------------------------------------- launches */
 
 static size_t fprop_bytes(const stem_geometry &g)
 {
     return (size_t)RING * (size_t)g.pitch + K * W_PITCH;
+}
+
+static size_t wgrad_bytes(const stem_geometry &g)
+{
+    return (size_t)W_RING * (size_t)g.pitch + 2 * (size_t)g.tiles * DY_TILE +
+           W_SUMS * sizeof(float4);
 }
 
 static unsigned blocks_of(const k_stem_args *a, int64_t steps)
@@ -301,6 +499,16 @@ bool k_stem_takes(const k_stem_args *a)
 {
     return a->cc >= 80 && a->type != DNR_F32 && a->k == K && a->h % 2 == 0 && a->w % 2 == 0 &&
            fprop_bytes(geometry_of(a)) + OTHER_BYTES <= a->shared;
+}
+
+bool k_stem_wgrad_takes(const k_stem_args *a)
+{
+    return k_stem_takes(a) && wgrad_bytes(geometry_of(a)) <= a->shared;
+}
+
+size_t k_stem_wgrad_workspace(const k_stem_args *a)
+{
+    return (size_t)PER_SM * (size_t)a->sms * W_SUMS * sizeof(float4);
 }
 
 size_t k_stem_workspace(const k_stem_args *a)
@@ -337,4 +545,24 @@ void k_stem(cudaStream_t s, const k_stem_args *a, void *workspace)
         fprop<__half>(s, a, (float *)workspace);
     else
         fprop<__nv_bfloat16>(s, a, (float *)workspace);
+}
+
+template <class T> static void wgrad(cudaStream_t s, const k_stem_args *a, float4 *part)
+{
+    const stem_geometry g = geometry_of(a);
+    const size_t bytes = wgrad_bytes(g);
+    const unsigned blocks = blocks_of(a, (int64_t)g.n * g.p);
+    (void)cudaFuncSetAttribute(k_stem_wgrad_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               (int)bytes);
+    k_stem_wgrad_kernel<T><<<blocks, THREADS, bytes, s>>>(g, (const T *)a->x, (const T *)a->dy,
+                                                          g.q < RUN ? RUN / g.q : 1, part);
+    k_stem_merge_kernel<<<W_SUMS / AT_ONCE, AT_ONCE * AT_ONCE, 0, s>>>(part, (int)blocks, a->dw);
+}
+
+void k_stem_wgrad(cudaStream_t s, const k_stem_args *a, void *workspace)
+{
+    if (a->type == DNR_F16)
+        wgrad<__half>(s, a, (float4 *)workspace);
+    else
+        wgrad<__nv_bfloat16>(s, a, (float4 *)workspace);
 }
