@@ -170,13 +170,6 @@ const char *dnr_precision_name(dnr_precision p)
     return names[p];
 }
 
-const char *dnri_lane_name(dnr_lane lane)
-{
-    static const char *const names[DNRI_LANES] = {"compute", "copy",     "comm",
-                                                  "beside",  "beside 2", "beside 3"};
-    return names[lane];
-}
-
 const dnri_lowering *dnri_lower_find(const dnri_lowering *const tables[], const dnri_op_def *def)
 {
     for (; *tables; tables++)

@@ -10,19 +10,9 @@
 
 #include "graph.h"
 
-#define DNRI_BACKEND_ABI 5
+#define DNRI_BACKEND_ABI 4
 
-/* BESIDE and those after it: for what need not wait for all of COMPUTE (lanes.c). */
-#define DNRI_MOST_BESIDE 3
-typedef enum dnr_lane {
-    DNRI_COMPUTE,
-    DNRI_COPY,
-    DNRI_COMM,
-    DNRI_BESIDE,
-    DNRI_LANES = DNRI_BESIDE + DNRI_MOST_BESIDE
-} dnr_lane;
-/* "compute", "copy", "comm", "beside", "beside 2" … */
-const char *dnri_lane_name(dnr_lane lane);
+typedef enum dnr_lane { DNRI_COMPUTE, DNRI_COPY, DNRI_COMM, DNRI_LANES } dnr_lane;
 #define DNRI_MARKS 8
 
 /* Addresses of one op, fixed for the life of a plan. Absent tensors are NULL. */
@@ -53,7 +43,6 @@ typedef struct dnri_lower_opts {
     bool benchmark;       /* time candidates */
     size_t workspace_cap; /* bytes for one step */
     bool apart;           /* no output lies over an input: for tests */
-    int lanes;            /* on which a program may compute; 0: as it pays */
     const char *pins;     /* dnr_trainer_opts.pins; may be NULL: pins.h */
     dnr_tune_fn tried;    /* told of each contest, which is held anew; NULL: nobody */
     void *tried_user;

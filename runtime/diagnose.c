@@ -163,7 +163,7 @@ static dnr_status replay(search *s, dnri_plan *p, void *const *cell)
             continue;
         if (p->steps[i].run)
             DNR_TRY(p->steps[i].run(p->steps[i].ctx));
-        DNR_TRY(t->dev->be->sync(t->dev, p->steps[i].lane));
+        DNR_TRY(t->dev->be->sync(t->dev, DNRI_COMPUTE));
         DNR_TRY(check_outputs(s, p, op));
     }
     return DNR_OK;

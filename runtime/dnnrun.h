@@ -377,8 +377,6 @@ typedef struct dnr_trainer_opts {
     dnr_comm *comm;     /* borrowed; NULL: this trainer is alone */
     double bucket_mb;   /* gradients are summed over ranks in pieces of this many MiB; 0 = 25 */
     dnr_reduce reduce;  /* as what they travel */
-    int lanes; /* at most, on which a GPU computes side by side: weight gradients beside the chain of gradients, and
-                  in evaluation projections beside the main branch; 0 = as it pays, most is 4 */
 } dnr_trainer_opts;
 
 typedef struct dnr_trainer dnr_trainer;

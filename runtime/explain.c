@@ -56,6 +56,7 @@ static int fullest_op(const dnri_plan *p, size_t *bytes)
     return at;
 }
 
+static const char *const lane_names[DNRI_LANES] = {"compute", "copy", "comm"};
 static const char *const phase_names[] = {"forward", "backward", "update", "prepare"};
 
 double dnri_plan_recomputed(const dnri_plan *p)
@@ -298,7 +299,7 @@ void dnri_plan_explain(const dnri_plan *p, FILE *out)
         }
         fprintf(out, "  %s%s%s%s\n", s->impl, op->clone ? " (recomputed)" : "",
                 s->lane == DNRI_COMPUTE ? "" : ", lane ",
-                s->lane == DNRI_COMPUTE ? "" : dnri_lane_name(s->lane));
+                s->lane == DNRI_COMPUTE ? "" : lane_names[s->lane]);
     }
     if (p->us)
         explain_times(p, out);
@@ -318,7 +319,7 @@ static json_t *json_ops(const dnri_plan *p)
         json_t *item = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:b, s:f, s:f, s:I}", "op",
                                  op->def->name, "layer", op->name, "phase", phase_names[op->phase],
                                  "shape", op_shape(p, op, shape), "implementation", s->impl, "lane",
-                                 dnri_lane_name(s->lane), "launches", s->launches, "recomputed",
+                                 lane_names[s->lane], "launches", s->launches, "recomputed",
                                  op->clone, "flops", dnri_op_flops(p, op), "bytes",
                                  dnri_op_bytes(p, op), "workspace", (json_int_t)s->workspace);
         if (item && p->us) {

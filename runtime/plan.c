@@ -32,16 +32,14 @@ static void find_lifetimes(dnri_plan *p)
             s->last = p->n - 1;
         }
     }
-    for (int i = 0; i < p->n; i++) { /* beside others, what it uses is not taken while it may run */
+    for (int i = 0; i < p->n; i++)
+        p->spans[p->n_tensors + i] = (dnri_span){
+            .size = p->steps[i].workspace, .first = i, .last = p->join[i] ? p->join[i] : i};
+    for (int i = 0; i < p->n; i++) { /* beside others: what it reads lives as long as it may run */
         const dnri_op *op = dnri_graph_op_c(p->g, i);
-        const int last = !p->join[i] ? i : p->join[i] < p->n ? p->join[i] : p->n - 1;
-        p->spans[p->n_tensors + i] =
-            (dnri_span){.size = p->steps[i].workspace, .first = i, .last = last};
-        for (int k = 0; p->join[i] && k < op->n_in + op->n_out; k++) {
-            const dnr_tid t = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
-            if (t >= 0 && p->spans[t].size && p->spans[t].last < last)
-                p->spans[t].last = last;
-        }
+        for (int k = 0; k < op->n_in; k++)
+            if (op->in[k] >= 0 && p->spans[op->in[k]].size && p->spans[op->in[k]].last < p->join[i])
+                p->spans[op->in[k]].last = p->join[i];
     }
 }
 
@@ -151,7 +149,6 @@ out:
 static dnr_status cut(dnri_plan *p)
 {
     int i = 0;
-    p->n = dnri_graph_ops(p->g);
     for (; i < p->n && dnri_graph_op_c(p->g, i)->phase == DNRI_PREPARE; i++)
         for (int k = 0; k < dnri_graph_op_c(p->g, i)->n_out; k++)
             dnri_keep(p->g, dnri_graph_op_c(p->g, i)->out[k]);
@@ -168,37 +165,55 @@ static dnr_status cut(dnri_plan *p)
     return DNR_OK;
 }
 
-static dnr_status lower_on(dnri_plan *p, const dnri_lower_opts *opts, const dnr_lane *lane)
+/* In the forward pass of a few pictures no op fills the device. The op whose result is first read by other than the
+ * next, such as the projection of a residual block, may run beside those in between. Sets p->join; 0: it may not. */
+#define FILLS_FLOPS 1e9
+
+static void find_joins(dnri_plan *p)
 {
-    dnri_lower_opts o = *opts;
-    for (int i = 0; i < p->n; i++) {
+    for (int i = 0; !dnri_graph_training(p->g) && i < p->n; i++) {
         const dnri_op *op = dnri_graph_op_c(p->g, i);
-        o.lane = lane[i];
-        if (dnri_device_lower(p->dev, p->g, op, &o, &p->steps[i]) != DNR_OK)
-            return dnri_fail_context("%s of %s", op->def->name, op->name);
-        if (p->steps[i].workspace > o.workspace_cap)
-            return DNR_FAIL(DNR_EMEM, "raise cudnn.workspace_mb",
-                            "%s of %s needs a workspace of %zu MiB, the cap is %zu MiB",
-                            op->def->name, op->name, p->steps[i].workspace >> 20,
-                            o.workspace_cap >> 20);
+        const double flops = op->def->flops ? op->def->flops(p->g, op) : 0;
+        if (op->phase != DNRI_FORWARD || flops <= 0 || flops > FILLS_FLOPS)
+            continue;
+        for (int j = i + 1; j < p->n && !p->join[i]; j++) {
+            const dnri_op *reader = dnri_graph_op_c(p->g, j);
+            if (reader->def->is_loss)
+                break; /* of another part */
+            for (int k = 0; k < reader->n_in; k++)
+                for (int m = 0; m < op->n_out; m++)
+                    if (op->out[m] >= 0 && reader->in[k] == op->out[m])
+                        p->join[i] = j;
+        }
+        p->join[i] = p->join[i] == i + 1 ? 0 : p->join[i];
     }
-    return DNR_OK;
 }
 
 static dnr_status lower(dnri_plan *p, const dnri_lower_opts *opts)
 {
-    dnr_lane *lane = malloc(((size_t)p->n + 1) * sizeof *lane);
+    dnri_lower_opts beside = *opts;
+    beside.lane = DNRI_COMM;
+    p->n = dnri_graph_ops(p->g);
     p->steps = calloc((size_t)p->n + 1, sizeof *p->steps);
     p->join = calloc((size_t)p->n + 1, sizeof *p->join);
-    dnr_status st = lane && p->steps && p->join ? DNR_OK : DNR_FAIL_NOMEM();
-    if (st == DNR_OK) {
-        dnri_lanes_choose(p, opts->lanes, lane);
-        st = lower_on(p, opts, lane);
+    if (!p->steps || !p->join)
+        return DNR_FAIL_NOMEM();
+    find_joins(p);
+    for (int i = 0; i < p->n; i++) {
+        const dnri_op *op = dnri_graph_op_c(p->g, i);
+        const dnri_lower_opts *o = p->join[i] ? &beside : opts;
+        if (dnri_device_lower(p->dev, p->g, op, o, &p->steps[i]) != DNR_OK)
+            return dnri_fail_context("%s of %s", op->def->name, op->name);
+        if (p->steps[i].lane == DNRI_COMPUTE)
+            p->join[i] = 0;
+        p->forks = p->forks || p->join[i];
+        if (p->steps[i].workspace > o->workspace_cap)
+            return DNR_FAIL(DNR_EMEM, "raise cudnn.workspace_mb",
+                            "%s of %s needs a workspace of %zu MiB, the cap is %zu MiB",
+                            op->def->name, op->name, p->steps[i].workspace >> 20,
+                            o->workspace_cap >> 20);
     }
-    free(lane);
-    if (st == DNR_OK)
-        dnri_lanes_settle(p);
-    return st;
+    return DNR_OK;
 }
 
 dnr_status dnri_plan_build(dnr_graph *g, dnr_device *dev, const char *name,
@@ -217,8 +232,8 @@ dnr_status dnri_plan_build(dnr_graph *g, dnr_device *dev, const char *name,
     snprintf(p->name, sizeof p->name, "%s", name);
     DNR_GOTO(st, dnri_graph_status(g));
     DNR_GOTO(st, dnri_rewrite_split(g, dev));
-    DNR_GOTO(st, cut(p));
     DNR_GOTO(st, lower(p, o));
+    DNR_GOTO(st, cut(p));
     DNR_GOTO(st, place(p, o->apart));
     *out = p;
     return DNR_OK;
@@ -271,10 +286,20 @@ void *dnri_plan_address(const dnri_plan *p, dnr_tid t)
     return p->spans[t].size ? (char *)p->base + p->spans[t].offset : NULL;
 }
 
+/* Lets the compute lane wait for what op i needs from another, or the other lane for what is before op i. */
+static dnr_status fence(dnri_plan *p, int i)
+{
+    const dnri_backend *be = p->dev->be;
+    for (int k = 0; p->forks && k < i; k++)
+        if (p->join[k] == i)
+            DNR_TRY(be->fence(p->dev, p->steps[k].lane, DNRI_COMPUTE));
+    return p->join[i] ? be->fence(p->dev, DNRI_COMPUTE, p->steps[i].lane) : DNR_OK;
+}
+
 static dnr_status run_steps(dnri_plan *p, int part)
 {
     for (int i = part ? p->end[part - 1] : 0; i < p->end[part]; i++) {
-        dnr_status st = dnri_lanes_fence(p, i);
+        dnr_status st = fence(p, i);
         if (st == DNR_OK && p->steps[i].run)
             st = p->steps[i].run(p->steps[i].ctx);
         if (st != DNR_OK) {
@@ -282,7 +307,7 @@ static dnr_status run_steps(dnri_plan *p, int part)
             return dnri_fail_context("%s of %s", op->def->name, op->name);
         }
     }
-    return dnri_lanes_join(p, p->end[part]);
+    return DNR_OK;
 }
 
 static dnr_status capture(dnri_plan *p, int part)

@@ -24,7 +24,8 @@ struct dnri_plan {
     size_t arena, activations;
     void *base; /* the arena's address, once bound */
     dnri_store *store;
-    int *join;                 /* by op: 0, or it runs beside COMPUTE: see lanes.c below */
+    int *
+        join; /* by op: 0, or it runs on a lane of its own, and this op is the first that waits for it */
     bool forks;                /* some do */
     int end[DNRI_PARTS];       /* where the ops of each part end: the next one begins there */
     void *program[DNRI_PARTS]; /* captured; NULL: run step by step */
@@ -33,18 +34,6 @@ struct dnri_plan {
     double copy_rate, flop_rate; /* bytes read and written, operations */
     size_t bucket_bytes;
 };
-
-/* lanes.c: which ops run beside COMPUTE. Such an op begins when all of COMPUTE before it in the program is done, and
- * COMPUTE waits for it before op p->join[i]: the first that needs what it made, or before which too many others have
- * begun; or at the end of the part. What it uses keeps its place until then. */
-/* The lanes on which ops should run, by op; `lanes`: of dnri_lower_opts. */
-void dnri_lanes_choose(const dnri_plan *p, int lanes, dnr_lane *lane);
-/* Sets p->join for the lanes that steps have. */
-void dnri_lanes_settle(dnri_plan *p);
-/* Enqueues the waits before op i: of COMPUTE for others, and of the op's own lane. */
-dnr_status dnri_lanes_fence(dnri_plan *p, int i);
-/* Those of COMPUTE alone; i may be the end of a part. */
-dnr_status dnri_lanes_join(dnri_plan *p, int i);
 
 /* explain.c: bytes that an op must move at least, each tensor it names once; operations */
 double dnri_op_bytes(const dnri_plan *p, const dnri_op *op);

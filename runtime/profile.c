@@ -122,7 +122,6 @@ dnr_status dnri_profile_run(dnri_profile *p, dnri_plan *plan)
         if (!s->run)
             continue;
         DNR_TRY(push(p, plan, i, &l));
-        DNR_TRY(dnri_lanes_fence(plan, i));
         if (be->stamp)
             DNR_TRY(be->stamp(p->dev, s->lane, stamp_of(p->n - 1, false)));
         l->begin = dnri_profile_now();
@@ -132,7 +131,7 @@ dnr_status dnri_profile_run(dnri_profile *p, dnri_plan *plan)
         if (be->stamp)
             DNR_TRY(be->stamp(p->dev, s->lane, stamp_of(p->n - 1, true)));
     }
-    return dnri_lanes_join(plan, plan->n);
+    return DNR_OK;
 }
 
 static dnr_status times_of(dnri_profile *p, int i, double *begin, double *end)
@@ -156,13 +155,14 @@ static void name_row(json_t *events, int row, const char *name)
 
 static dnr_status write_trace(dnri_profile *p)
 {
+    static const char *const rows[] = {"compute", "copy", "comm", "host"};
     const char *how =
         p->dev->be->stamp
             ? "launches one by one with an event before and after each, not from the captured "
               "program: what lies between them is longer than in training"
             : "host's clock around each launch";
     for (int i = 0; i <= HOST; i++)
-        name_row(p->events, i, i == HOST ? "host" : dnri_lane_name((dnr_lane)i));
+        name_row(p->events, i, rows[i]);
     json_t *root =
         json_pack("{s:O, s:s, s:{s:s, s:s, s:s, s:I}}", "traceEvents", p->events, "displayTimeUnit",
                   "ms", "otherData", "dnnrun", dnr_version(), "device",

@@ -107,7 +107,6 @@ static dnr_status build_one(dnr_trainer *t, int which, int64_t batch, bool bench
                              .benchmark = benchmark && !t->o.deterministic,
                              .workspace_cap = (size_t)t->o.workspace_mb << 20,
                              .apart = t->extra.apart,
-                             .lanes = t->o.lanes,
                              .pins = t->o.pins,
                              .tried = benchmark ? t->extra.tried : NULL,
                              .tried_user = t->extra.tried_user,

@@ -101,8 +101,6 @@ static dnr_status check(const dnr_trainer_opts *o)
           "memory.fraction is %g", o->memory_fraction);
     CHECK(o->workspace_mb > 0, "use a positive number", "cudnn.workspace_mb is %lld",
           (long long)o->workspace_mb);
-    CHECK(o->lanes >= 0 && o->lanes <= 1 + DNRI_MOST_BESIDE, "use a number in 1…4, or 0",
-          "cudnn.lanes is %d", o->lanes);
     CHECK(o->bucket_mb > 0 && o->bucket_mb <= 65536, "use a number in 0…65536",
           "dist.bucket_mb is %g", o->bucket_mb);
     CHECK(o->reduce >= DNR_REDUCE_F32 && o->reduce <= DNR_REDUCE_BF16, "use one of enum dnr_reduce",

@@ -221,7 +221,7 @@ static void profile(void **state)
         if (number_of(e, "tid") == 0)
             bar[n++] = e;
     }
-    assert_int_equal(names, 7); /* the lanes and the host */
+    assert_int_equal(names, 4);
     assert_int_equal(convs, 3);
     assert_int_equal(updates, 3);
     assert_int_equal(waits, 3);

@@ -54,23 +54,6 @@ static void same_seed_same_bits(void **state)
     tr_close(&c);
 }
 
-/* Which launches run side by side changes no bit. */
-static void lanes_change_nothing(void **state)
-{
-    dnr_trainer_opts o = tr_options(state);
-    o.lanes = 1;
-    training one = tr_open(state, &o);
-    tr_train(&one, 0, 3);
-    for (o.lanes = 2; o.lanes <= 4; o.lanes += 2) {
-        training more = tr_open(state, &o);
-        tr_train(&more, 0, 3);
-        assert_true(tr_distance(&one, &more, DNRI_MASTER) == 0);
-        assert_true(tr_distance(&one, &more, DNRI_BUFFER) == 0);
-        tr_close(&more);
-    }
-    tr_close(&one);
-}
-
 /* Four micro-batches with the same pictures have the batch-norm statistics of one batch that holds each
  * picture four times: the steps must be equal. */
 static void accumulation_equals_a_large_batch(void **state)
@@ -659,7 +642,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_falls),
         cmocka_unit_test(same_seed_same_bits),
-        cmocka_unit_test(lanes_change_nothing),
         cmocka_unit_test(accumulation_equals_a_large_batch),
         cmocka_unit_test(gradients_add_up),
         cmocka_unit_test(recomputation_changes_nothing),

@@ -63,7 +63,7 @@ typedef struct cfg {
     } memory;
     struct {
         bool benchmark;
-        int64_t fusion, workspace_mb, lanes;
+        int64_t fusion, workspace_mb;
         char cache[CFG_TEXT];
     } cudnn;
     struct {

@@ -228,11 +228,6 @@ const cfg_key cfg_keys[] = {
          "`dnnrun/choices.json` in `$XDG_CACHE_HOME` or `~/.cache`; `none`: no file."),
     INT("cudnn.workspace_mb", cudnn.workspace_mb, 1, 1e6, "1024", "MiB",
         "Most workspace that one launch may ask for."),
-    INT("cudnn.lanes", cudnn.lanes, 0, 4, "0", "",
-        "On how many lanes of a GPU a program computes: from 2 on weight gradients run beside the "
-        "chain of gradients, which small batches leave room for, and what they read is kept a "
-        "little longer; in evaluation, projections run beside the main branch. 1: one launch after "
-        "the other; 0: in training 1, in evaluation 2 where a pass is of few pictures."),
 
     REAL("dist.timeout", dist.timeout, 1, 86400, "60", "seconds",
          "Of several ranks: how long to wait for all of them at the start, and for one that is "

@@ -205,7 +205,6 @@ static dnr_status open_trainer(session *s, bool evaluates_only, dnr_error *err)
         .fusion = fusions[c->cudnn.fusion],
         .memory_fraction = c->memory.fraction,
         .workspace_mb = c->cudnn.workspace_mb,
-        .lanes = (int)c->cudnn.lanes,
         .cache = cache_of(c, cache, sizeof cache),
         .benchmark = c->cudnn.benchmark && !c->train.deterministic,
         .comm = s->comm,

@@ -66,7 +66,8 @@ static void run_sums(const dnri_cuda_op *s)
 static dnr_status run_cudnn(dnri_cuda_op *s)
 {
     const conv *c = s->own;
-    DNR_TRY(dnri_cudnn_run(s->dev, s->stream, c->plan, c->pack));
+    DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
+               c->plan->impl);
     if (c->dw) {
         const k_widen_args w = {
             (int)s->in[0].dtype, 1, {s->at.workspace}, {s->at.out[0]}, {dnri_count(&s->out[0])}};
@@ -235,8 +236,6 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
                              (int)p.q, (int)p.k, (int)p.kernel, (int)p.stride, (int)p.pad}};
     s->own = c;
     s->release = release;
-    s->stream = d->lane[o->lane];
-    out->lane = o->lane;
     if (plan->plan) {
         c->dw = dw;
         s->prepare = prepare;
@@ -298,11 +297,7 @@ static bool is_narrow(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 static dnr_status lower_widen(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                               const dnri_lower_opts *o, dnri_step *out)
 {
-    dnri_cuda_op *s;
-    DNR_TRY(dnri_cuda_lower(dev, g, op, run_widen, 1, "k_widen", out, &s));
-    s->stream = s->dev->lane[o->lane];
-    out->lane = o->lane;
-    return DNR_OK;
+    return dnri_cuda_lower(dev, g, op, run_widen, 1, "k_widen", out, NULL);
 }
 
 const dnri_lowering dnri_cuda_conv[] = {

@@ -69,12 +69,26 @@ static dnr_status run_product(dnri_cuda_op *s)
     return dnri_product_run(s->dev, c->way.product, s->stream, &at);
 }
 
+/* cuDNN's handle belongs to the compute lane and is lent to another. */
+static dnr_status execute(dnri_cuda_op *s, const dnri_conv_plan *plan)
+{
+    const cudaStream_t home = s->dev->lane[DNRI_COMPUTE];
+    const conv *c = s->own;
+    if (s->stream != home)
+        DNRI_CUDNN(cudnnSetStream(s->dev->cudnn, s->stream), "changing lanes");
+    const cudnnStatus_t st = cudnnBackendExecute(s->dev->cudnn, plan->plan, c->pack);
+    if (s->stream != home)
+        DNRI_CUDNN(cudnnSetStream(s->dev->cudnn, home), "changing lanes");
+    DNRI_CUDNN(st, "running %s", plan->impl);
+    return DNR_OK;
+}
+
 static dnr_status run(dnri_cuda_op *s)
 {
     const conv *c = s->own;
     const dnri_conv_plan *plan = c->way.plan;
     if (plan->plan)
-        DNR_TRY(dnri_cudnn_run(s->dev, s->stream, plan, c->pack));
+        DNR_TRY(execute(s, plan));
     else
         k_conv_fprop(s->stream, &c->geometry, s->at.in[X], s->at.in[W], s->at.out[0]);
     if (c->way.whole)

@@ -90,7 +90,8 @@ static dnr_status run(dnri_cuda_op *s)
     if (!c->wgrad && !c->packed)
         k_pack_weight(s->stream, &w, s->at.in[1], packed);
     if (c->plan->plan) {
-        DNR_TRY(dnri_cudnn_run(s->dev, s->stream, c->plan, c->pack));
+        DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
+                   c->plan->impl);
     } else if (c->wgrad) {
         k_conv_wgrad(s->stream, &c->geometry, s->at.in[0], s->at.in[1], DNR_F32, packed);
         w.type = DNR_F32; /* of plain loops' dw */

@@ -105,8 +105,5 @@ typedef struct dnri_conv_at {
 } dnri_conv_at;
 /* Destroy with cudnnBackendDestroyDescriptor, also after a failure where *out is not NULL. */
 dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, const dnri_conv_at *at);
-/* Enqueues a plan on the stream of a lane. */
-dnr_status dnri_cudnn_run(dnri_cuda *d, cudaStream_t stream, const dnri_conv_plan *plan,
-                          cudnnBackendDescriptor_t pack);
 
 #endif

@@ -482,20 +482,6 @@ dnr_status dnri_cudnn_pack(cudnnBackendDescriptor_t *out, const dnri_conv_at *at
     return finalize(*out, "variant pack");
 }
 
-/* The handle belongs to COMPUTE and is lent to another lane. */
-dnr_status dnri_cudnn_run(dnri_cuda *d, cudaStream_t stream, const dnri_conv_plan *plan,
-                          cudnnBackendDescriptor_t pack)
-{
-    const cudaStream_t home = d->lane[DNRI_COMPUTE];
-    if (stream != home)
-        DNRI_CUDNN(cudnnSetStream(d->cudnn, stream), "changing lanes");
-    const cudnnStatus_t st = cudnnBackendExecute(d->cudnn, plan->plan, pack);
-    if (stream != home)
-        DNRI_CUDNN(cudnnSetStream(d->cudnn, home), "changing lanes");
-    DNRI_CUDNN(st, "running %s", plan->impl);
-    return DNR_OK;
-}
-
 dnr_status dnri_cudnn_probe(const char *json, const dnri_conv_problem *p, bool again, char impl[64],
                             size_t *workspace)
 {

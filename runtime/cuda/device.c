@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char *const lane_names[DNRI_LANES] = {"compute", "copy", "comm"};
+
 /* The current device belongs to the calling thread. */
 static dnr_status use(dnri_cuda *d)
 {
@@ -53,7 +55,7 @@ dnr_status dnri_cuda_sync(dnri_cuda *d, dnr_lane lane)
     DNR_TRY(use(d));
     d->syncs++;
     DNRI_CUDA(cudaStreamSynchronize(d->lane[lane]), "waiting for the %s lane of %s",
-              dnri_lane_name(lane), d->base.name);
+              lane_names[lane], d->base.name);
     return DNR_OK;
 }
 
@@ -104,7 +106,7 @@ static dnr_status copy(dnr_device *dev, dnr_lane lane, void *dst, const void *sr
     dnri_cuda *d = dnri_cuda_of(dev);
     DNR_TRY(use(d));
     DNRI_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, d->lane[lane]),
-              "copying %zu bytes on the %s lane of %s", bytes, dnri_lane_name(lane), d->base.name);
+              "copying %zu bytes on the %s lane of %s", bytes, lane_names[lane], d->base.name);
     return DNR_OK;
 }
 
@@ -113,10 +115,10 @@ static dnr_status fence(dnr_device *dev, dnr_lane from, dnr_lane to)
 {
     dnri_cuda *d = dnri_cuda_of(dev);
     DNR_TRY(use(d));
-    DNRI_CUDA(cudaEventRecord(d->fence, d->lane[from]), "fencing %s before %s",
-              dnri_lane_name(from), dnri_lane_name(to));
+    DNRI_CUDA(cudaEventRecord(d->fence, d->lane[from]), "fencing %s before %s", lane_names[from],
+              lane_names[to]);
     DNRI_CUDA(cudaStreamWaitEvent(d->lane[to], d->fence, 0), "fencing %s before %s",
-              dnri_lane_name(from), dnri_lane_name(to));
+              lane_names[from], lane_names[to]);
     return DNR_OK;
 }
 
@@ -124,8 +126,7 @@ static dnr_status mark(dnr_device *dev, dnr_lane lane, int id)
 {
     dnri_cuda *d = dnri_cuda_of(dev);
     DNR_TRY(use(d));
-    DNRI_CUDA(cudaEventRecord(d->mark[id], d->lane[lane]), "marking the %s lane",
-              dnri_lane_name(lane));
+    DNRI_CUDA(cudaEventRecord(d->mark[id], d->lane[lane]), "marking the %s lane", lane_names[lane]);
     return DNR_OK;
 }
 
@@ -172,8 +173,7 @@ static dnr_status capture_begin(dnr_device *dev)
 
 static dnr_status instantiate(dnri_cuda *d, cudaGraph_t graph, cudaGraphExec_t *exec)
 {
-    DNRI_CUDA(cudaGraphInstantiate(exec, graph, cudaGraphInstantiateFlagUseNodePriority),
-              "instantiating a captured program"); /* else all lanes have that of COMPUTE */
+    DNRI_CUDA(cudaGraphInstantiate(exec, graph, 0), "instantiating a captured program");
     cudaError_t e = cudaGraphUpload(*exec, d->lane[DNRI_COMPUTE]);
     if (e != cudaSuccess) {
         (void)cudaGraphExecDestroy(*exec);
@@ -238,7 +238,7 @@ static dnr_status stamp(dnr_device *dev, dnr_lane lane, int id)
     if (!d->stamps[id])
         DNRI_CUDA(cudaEventCreate(&d->stamps[id]), "making a stamp");
     DNRI_CUDA(cudaEventRecord(d->stamps[id], d->lane[lane]), "stamping the %s lane",
-              dnri_lane_name(lane));
+              lane_names[lane]);
     return DNR_OK;
 }
 
@@ -389,12 +389,10 @@ static dnr_status set_up(dnri_cuda *d)
     d->k.gates = gates;
     int low, high;
     DNRI_CUDA(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for priorities");
-    for (int l = 0; l < DNRI_LANES;
-         l++) { /* communication overtakes what others wait for, and that the rest */
-        const int priority = l == DNRI_COMM ? high : l == DNRI_COMPUTE ? (low + high) / 2 : low;
-        DNRI_CUDA(cudaStreamCreateWithPriority(&d->lane[l], cudaStreamNonBlocking, priority),
-                  "making the %s lane", dnri_lane_name((dnr_lane)l));
-    }
+    for (int l = 0; l < DNRI_LANES; l++) /* communication overtakes the backward pass */
+        DNRI_CUDA(cudaStreamCreateWithPriority(&d->lane[l], cudaStreamNonBlocking,
+                                               l == DNRI_COMM ? high : low),
+                  "making the %s lane", lane_names[l]);
     DNRI_CUDA(cudaMemsetAsync(gates, 0, (size_t)d->sms * K_GATE_BYTES, d->lane[DNRI_COMPUTE]),
               "zeroing the gates"); /* on the lane that uses them */
     for (int i = 0; i < DNRI_MARKS; i++)
