@@ -130,10 +130,14 @@ dnr_status dnri_fuse_masks(dnr_graph *g, dnr_device *dev)
  * has one rule for convolutions: their backward ops read x, w and dy alone, a norm's read mean and invstd. */
 dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *o)
 {
-    if (o->fusion != DNR_FUSION_OFF)
+    const bool short_type = dnri_dtype_size(dnri_graph_numerics(g)->compute) == 2;
+    const dnr_fusion level = o->fusion != DNR_FUSION_AUTO ? o->fusion
+                             : short_type                 ? DNR_FUSION_D3
+                                                          : DNR_FUSION_D1;
+    if (level != DNR_FUSION_OFF)
         DNR_TRY(dnri_fuse_norm_pool(g)); /* before its gradients are added */
     DNR_TRY(dnri_fuse_gradient_add(g));
-    if (o->fusion == DNR_FUSION_OFF)
+    if (level == DNR_FUSION_OFF)
         return DNR_OK;
     DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_QUADS));
     DNR_TRY(dnri_fuse_input(g, dev, DNRI_QUADS, DNRI_BLOCKS));
@@ -141,9 +145,9 @@ dnr_status dnri_model_fuse(dnr_graph *g, dnr_device *dev, const dnri_fuse_opts *
     DNR_TRY(dnri_fuse_statistics(g, dev));
     if (o->recompute == DNR_RECOMPUTE_NONE)
         DNR_TRY(dnri_fuse_masks(g, dev));
-    if (o->fusion == DNR_FUSION_D2 || o->fusion == DNR_FUSION_D3)
+    if (level >= DNR_FUSION_D2)
         DNR_TRY(dnri_fuse_algbn(g, dev, o->algbn_rows ? o->algbn_rows : ALGBN_ROWS));
-    if (o->fusion == DNR_FUSION_D3)
+    if (level == DNR_FUSION_D3)
         DNR_TRY(dnri_fuse_algbn_forward(g, dev));
     return dnri_fuse_widen(g, dev, o->bucket_bytes);
 }

@@ -324,7 +324,7 @@ typedef enum dnr_recompute {
 /* How far graphs are fused where the device gains by it. All levels compute the same; all but OFF fold batch norm into
  * convolutions for evaluation. */
 typedef enum dnr_fusion {
-    DNR_FUSION_AUTO, /* D1 */
+    DNR_FUSION_AUTO, /* D3 in fp16 and bf16, else D1 */
     DNR_FUSION_OFF,
     DNR_FUSION_D1, /* batch-norm statistics come out of the convolution before, the stem's norm and pool are
                       one pass, and norms with a residual leave a mask for their gradient */

@@ -219,7 +219,8 @@ const cfg_key cfg_keys[] = {
         "these gradients are less accurate than `d1`'s; "
         "`d3`: the forward pass of these layers does not write that tensor either, and "
         "`algbn_exact` tells how many channels' means were so far from 0 that their variance was "
-        "taken the long way; `auto`: `d1`. All but `off` also fold batch norm into the "
+        "taken the long way; `auto`: `d3` in fp16 and bf16, else `d1`. All but `off` also fold "
+        "batch norm into the "
         "convolutions for evaluation. The results differ by rounding only."),
     PATH("cudnn.cache", cudnn.cache,
          "CUDA: file that keeps what `cudnn.benchmark` chose, by GPU, driver, versions and "
