@@ -1,5 +1,6 @@
 /* synthetic.c: pictures made up from their index, for trying and timing a run without data. Each class has
  * a pattern of coloured cells under the noise, so that there is something to learn. */
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,18 +33,25 @@ static dnr_status render(const dnr_source *s, int64_t i, dnri_picture *out)
     uint8_t cell[CELLS * CELLS * 3];
     for (int c = 0; c < CELLS * CELLS * 3; c++)
         cell[c] = (uint8_t)(dnri_rng_next(&pattern) >> 57); /* 0 … 127 */
-    size_t size = (size_t)side * (size_t)side * 3;
-    for (size_t k = 0; k < size; k += 8) {
-        uint64_t word = dnri_rng_next(&noise) & 0x7f7f7f7f7f7f7f7f;
-        for (size_t b = 0; b < 8 && k + b < size;
-             b++, word >>= 8) /* the same bytes on any machine */
-            out->rgb[k + b] = (uint8_t)word;
+    const size_t width = (size_t)side * 3, size = width * (size_t)side;
+    for (size_t k = 0; k < size; k += 8) { /* the same bytes on any machine */
+        const uint64_t word = htole64(dnri_rng_next(&noise) & 0x7f7f7f7f7f7f7f7f);
+        memcpy(out->rgb + k, &word, size - k < 8 ? size - k : 8);
     }
-    for (int y = 0; y < side; y++)
+    uint8_t *rows = malloc(CELLS * width); /* the pattern's, a row of cells each */
+    if (!rows)
+        return DNR_FAIL_NOMEM();
+    for (int e = 0; e < CELLS; e++)
         for (int x = 0; x < side; x++)
-            for (int c = 0; c < 3; c++)
-                out->rgb[((size_t)y * (size_t)side + (size_t)x) * 3 + (size_t)c] +=
-                    cell[(y * CELLS / side * CELLS + x * CELLS / side) * 3 + c];
+            memcpy(rows + (size_t)e * width + (size_t)x * 3,
+                   cell + (e * CELLS + x * CELLS / side) * 3, 3);
+    for (int y = 0; y < side; y++) {
+        const uint8_t *add = rows + (size_t)(y * CELLS / side) * width;
+        uint8_t *row = out->rgb + (size_t)y * width;
+        for (size_t k = 0; k < width; k++)
+            row[k] = (uint8_t)(row[k] + add[k]);
+    }
+    free(rows);
     return DNR_OK;
 }
 
