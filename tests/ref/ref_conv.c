@@ -201,14 +201,9 @@ static void shortcut_bwd(const ref_step *s)
 }
 
 const ref_row ref_conv_rows[] = {
-    {&dnri_def_conv, conv_fprop},
-    {&dnri_def_conv_stats, conv_stats},
-    {&dnri_def_conv_act, conv_act},
-    {&dnri_def_fold, fold},
-    {&dnri_def_conv_dgrad, conv_dgrad},
-    {&dnri_def_conv_wgrad, conv_wgrad},
-    {&dnri_def_grad_widen, grad_widen},
-    {&dnri_def_shortcut, shortcut_fprop},
-    {&dnri_def_shortcut_bwd, shortcut_bwd},
-    {NULL, NULL},
+    {&dnri_def_conv, conv_fprop},           {&dnri_def_conv_stats, conv_stats},
+    {&dnri_def_conv_act, conv_act},         {&dnri_def_fold, fold},
+    {&dnri_def_conv_dgrad, conv_dgrad},     {&dnri_def_conv_wgrad, conv_wgrad},
+    {&dnri_def_grad_widen, grad_widen},     {&dnri_def_shortcut, shortcut_fprop},
+    {&dnri_def_shortcut_bwd, shortcut_bwd}, {NULL, NULL},
 };
