@@ -80,6 +80,19 @@ struct dnr_trainer {
 /* Checks the options, fills in defaults and copies the names. */
 dnr_status dnri_trainer_options(const dnr_trainer_opts *in, dnr_trainer_opts *out);
 
+/* trainer_plan.c: settles `recompute`, builds the programs and sets the bytes of arena and staging; fails where they do
+ * not fit, naming the largest batch that does. */
+dnr_status dnri_trainer_plan(dnr_trainer *t);
+void dnri_trainer_free_plans(dnr_trainer *t);
+unsigned dnri_trainer_store_holds(const dnr_trainer_opts *o);
+size_t dnri_trainer_store_bytes(const dnr_trainer *t);
+size_t dnri_trainer_bytes(const dnr_trainer *t); /* store, arena and staging */
+/* To be said after the name of the mode of recomputation. */
+static inline const char *dnri_trainer_in_part(const dnr_trainer *t)
+{
+    return t->remake ? " in part" : "";
+}
+
 dnr_status dnri_trainer_create(dnr_device *dev, const dnr_trainer_opts *opts,
                                const dnri_trainer_extra *extra, dnr_trainer **out);
 /* A step on `accumulate` slots of the caller's (ordinary memory will do; the headers are written); waits
