@@ -1,5 +1,6 @@
 /* trainer_plan.c: the programs of a run and the memory they need: emitted, rewritten, lowered, and held against what
  * the device has. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
