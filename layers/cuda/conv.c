@@ -3,6 +3,7 @@
 #include "../../runtime/cuda/convplan.h"
 #include "../layers.h"
 #include "kernels.h"
+#include "norm.h"
 
 #include <float.h>
 #include <stdio.h>
@@ -51,16 +52,8 @@ static dnr_status prepare(dnri_cuda_op *s)
 static void run_sums(const dnri_cuda_op *s)
 {
     const conv *c = s->own;
-    if (!c->own_sums || s->op.clone)
-        return;
-    const k_norm_args a = {.type = (int)s->out[Y].dtype,
-                           .sms = s->dev->sms,
-                           .rows = dnri_count(&s->out[Y]) / s->out[Y].dim[3],
-                           .c = s->out[Y].dim[3],
-                           .x = s->at.out[Y],
-                           .sum = s->at.out[SUM],
-                           .sqsum = s->at.out[SQSUM]};
-    k_norm_stats(s->stream, &a, s->at.workspace);
+    if (c->own_sums && !s->op.clone)
+        dnri_cuda_sums(s, &s->out[Y], s->at.out[Y], s->at.out[SUM], s->at.out[SQSUM]);
 }
 
 static dnr_status run_cudnn(dnri_cuda_op *s)

@@ -9,13 +9,15 @@
  * In fp16 the engine of 404 and 552 may sum in less than fp32, so that it is taken only where it is timed and proves
  * right: see tune.c. (Its wgrad does not: of 398 microseconds, it is off by 1.4e-3.)
  *
- * QUADS are for kernels of our own (stem.cu), where these take the shape; all else takes BLOCKS. Where fprop is timed
- * against cuDNN's engines, the faster way is taken; the wgrad of these is out of the question. Their weights are packed
- * anew each step, unless they come packed, as a fold's do, and dw is unpacked where it is widened. */
+ * QUADS are for kernels of our own (stem.cu: 256 + 263, with the sums of batch norm), where these take the shape; all
+ * else takes BLOCKS. Where fprop is timed against cuDNN's engines, the faster way is taken; the wgrad of these is out of
+ * the question. Their weights are packed anew each step, unless they come packed, as a fold's do, and dw is unpacked
+ * where it is widened. */
 #include "../../runtime/cuda/convplan.h"
 #include "../../runtime/engine_ops.h"
 #include "../layers.h"
 #include "kernels.h"
+#include "norm.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -100,16 +102,8 @@ static dnr_status run(dnri_cuda_op *s)
     }
     if (c->wgrad)
         k_unpack_dw(s->stream, &w, packed, s->at.out[0]);
-    if (!c->wgrad && sums(&s->op)) {
-        const k_norm_args a = {.type = (int)s->out[Y].dtype,
-                               .sms = s->dev->sms,
-                               .rows = dnri_count(&s->out[Y]) / s->out[Y].dim[3],
-                               .c = s->out[Y].dim[3],
-                               .x = s->at.out[Y],
-                               .sum = s->at.out[SUM],
-                               .sqsum = s->at.out[SQSUM]};
-        k_norm_stats(s->stream, &a, s->at.workspace);
-    }
+    if (!c->wgrad && sums(&s->op))
+        dnri_cuda_sums(s, &s->out[Y], s->at.out[Y], s->at.out[SUM], s->at.out[SQSUM]);
     return DNR_OK;
 }
 

@@ -2,6 +2,7 @@
 #include "../../runtime/cuda/device.h"
 #include "../layers.h"
 #include "kernels.h"
+#include "norm.h"
 
 #include <stdio.h>
 
@@ -126,16 +127,21 @@ static dnr_status run_bwd_once(dnri_cuda_op *s)
 
 /* ---- over several ranks (sync_norm.c) */
 
+void dnri_cuda_sums(const dnri_cuda_op *s, const dnr_desc *d, const void *x, void *sum, void *sqsum)
+{
+    const k_norm_args a = {.type = (int)d->dtype,
+                           .sms = s->dev->sms,
+                           .rows = rows_of(d),
+                           .c = d->dim[3],
+                           .x = x,
+                           .sum = sum,
+                           .sqsum = sqsum};
+    k_norm_stats(s->stream, &a, s->at.workspace);
+}
+
 static dnr_status run_sums(dnri_cuda_op *s)
 {
-    const k_norm_args a = {.type = (int)s->in[X].dtype,
-                           .sms = s->dev->sms,
-                           .rows = rows_of(&s->in[X]),
-                           .c = s->in[X].dim[3],
-                           .x = s->at.in[X],
-                           .sum = s->at.out[0],
-                           .sqsum = s->at.out[1]};
-    k_norm_stats(s->stream, &a, s->at.workspace);
+    dnri_cuda_sums(s, &s->in[X], s->at.in[X], s->at.out[0], s->at.out[1]);
     return DNR_OK;
 }
 
