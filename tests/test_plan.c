@@ -122,6 +122,35 @@ static void counts_operations(void **state)
     dnri_params_free(params);
 }
 
+static double bytes_of(const json_t *plan, const char *op, const char *layer)
+{
+    size_t i;
+    const json_t *o;
+    json_array_foreach(json_object_get(plan, "ops"), i, o)
+    {
+        if (!strcmp(json_string_value(json_object_get(o, "op")), op) &&
+            !strcmp(json_string_value(json_object_get(o, "layer")), layer))
+            return json_number_value(json_object_get(o, "bytes"));
+    }
+    fail_msg("the plan has no %s of %s", op, layer);
+    return 0;
+}
+
+/* A projection that strides by 2 passes over three quarters of x. */
+static void counts_bytes(void **state)
+{
+    dnri_params *params;
+    dnri_plan *p = training_plan("resnet50", 224, 2, DNR_RECOMPUTE_NONE, &params);
+    json_t *plan = dnri_plan_json(p);
+    const double x = 2 * 56 * 56 * 256, y = 2 * 28 * 28 * 512, w = 512 * 256;
+    assert_true(bytes_of(plan, "conv.fprop", "layer2.0.downsample.0") == 4 * (x / 4 + w + y));
+    assert_true(bytes_of(plan, "conv.wgrad", "layer2.0.downsample.0") == 4 * (x / 4 + w + y));
+    assert_true(bytes_of(plan, "conv.dgrad", "layer2.0.downsample.0") == 4 * (x + w + y));
+    json_decref(plan);
+    dnri_plan_free(p);
+    dnri_params_free(params);
+}
+
 static void hashes_tell_plans_apart(void **state)
 {
     dnri_params *params[3];
@@ -169,6 +198,7 @@ int main(void)
         cmocka_unit_test(recompute_lowers_the_peak),
         cmocka_unit_test(memory_map_is_sound),
         cmocka_unit_test(counts_operations),
+        cmocka_unit_test(counts_bytes),
         cmocka_unit_test(hashes_tell_plans_apart),
         cmocka_unit_test(a_failed_graph_fails_the_plan),
     };
