@@ -181,7 +181,7 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *   dy2 may be [n,⌈H/2⌉,⌈W/2⌉,K]: of the pixels of even h and w, 0 elsewhere, as behind a convolution of stride 2.
  * gram        in {a, b?} out {p: master type [Kb,1,1,C], sum?: master type [C]}
  *   p = bᵀ·a, b = a where absent;  sum = Σ a. Sums are good to fp32: a tensor core rounds towards zero as it
- *   adds, so it may add no more than 1,568 rows before what it has is added up by better means.
+ *   adds, so it may add no more than 1,568 rows before what it has is added up by better means; 3,136 where b is not a.
  * algbn.coef  in {p = dzᵀa, gram = aᵀa, sum_a, sum_dz, w, gamma, mean, invstd, HEADER}
  *             out {dw: GRAD [K,1,1,C], dgamma: GRAD, dbeta: GRAD, wa [K,1,1,C], m [C,1,1,C], c [2·C], STATE}; attr
  *   dbeta = sum_dz;  dgamma_k = invstd_k · (Σ_c p_kc w_kc − mean_k · sum_dz_k)

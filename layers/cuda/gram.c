@@ -18,6 +18,8 @@ enum { A, B };
 /* A tensor core rounds towards zero as it adds, so that long sums come out low: by 2e-6 to 8e-6 over this many rows
  * (measured on an H200, fp16), ten times that over all rows of a large layer. */
 #define CHUNK_ROWS 1568
+/* Of a with another matrix: less hangs on its last bits, and half as many partial results are to be written and read. */
+#define CHUNK_ROWS_B 3136
 /* Bytes of partial results at a time: what stays in the L2 cache until they are added up. */
 #define PARTS_BYTES ((size_t)40 << 20)
 #define PRODUCT_CAP ((size_t)8 << 20) /* for a batch of products, which need not be split further */
@@ -25,6 +27,7 @@ enum { A, B };
 typedef struct gram {
     dnr_dtype type;
     int64_t rows, c, kb; /* a [rows,c], b [rows,kb] */
+    bool square;         /* b is a */
     bool own;
     /* else: */
     int64_t chunk, rest; /* rows of a chunk, and what is left over */
@@ -81,13 +84,14 @@ static void run_own(dnri_cuda *d, const gram *q, cudaStream_t s, const places *a
 /* ---------------------------------------------------------------- products of cuBLASLt's */
 
 /* Equal chunks where the rows can be divided so. */
-static int64_t chunk_of(int64_t rows)
+static int64_t chunk_of(const gram *q)
 {
-    const int64_t least = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    const int64_t most = q->square || q->type == DNR_F32 ? CHUNK_ROWS : CHUNK_ROWS_B;
+    const int64_t least = (q->rows + most - 1) / most;
     for (int64_t n = least; n < 2 * least; n++)
-        if (rows % n == 0)
-            return rows / n;
-    return CHUNK_ROWS;
+        if (q->rows % n == 0)
+            return q->rows / n;
+    return most;
 }
 
 static int64_t lowest_bit(int64_t n)
@@ -134,7 +138,7 @@ static void divide(gram *q, size_t columns, size_t cap)
     const size_t room = cap < PARTS_BYTES ? cap : PARTS_BYTES;
     const size_t matrix = (size_t)(q->kb * q->c) * sizeof(float);
     const int64_t at_once = room / matrix > 1 ? (int64_t)(room / matrix) : 1;
-    q->chunk = chunk_of(q->rows);
+    q->chunk = chunk_of(q);
     const int64_t n = q->rows / q->chunk;
     q->rest = q->rows - n * q->chunk;
     q->waves = (n + at_once - 1) / at_once;
@@ -240,7 +244,7 @@ static dnr_status choose(dnri_cuda *d, const dnri_op *op, const dnri_lower_opts 
                          size_t *workspace)
 {
     const k_gram_args a = own_args(d, q);
-    const bool takes = op->in[B] < 0 && k_gram_takes(&a) && own_workspace(&a) <= o->workspace_cap;
+    const bool takes = q->square && k_gram_takes(&a) && own_workspace(&a) <= o->workspace_cap;
     const bool timed = takes && o->benchmark && !o->deterministic && !d->paper;
     q->own = takes;
     if (!q->own || timed)
@@ -289,7 +293,8 @@ dnr_status dnri_cuda_lower_gram(dnr_device *dev, const dnr_graph *g, const dnri_
     *q = (gram){.type = a->dtype,
                 .rows = a->dim[0] * a->dim[1] * a->dim[2],
                 .c = a->dim[3],
-                .kb = p->dim[0]};
+                .kb = p->dim[0],
+                .square = op->in[B] < 0};
     divide(q, sums ? up(k_norm_workspace((int)a->dtype, d->sms, a->dim[3])) : 0, o->workspace_cap);
     dnr_status st = choose(d, op, o, q, &workspace);
     if (st == DNR_OK && !q->own)
