@@ -24,18 +24,18 @@ static const struct {
      "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE",
      {"DNR_JOB", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-    {"MPICH",
-     "PMI_RANK",
-     "PMI_SIZE",
-     "MPI_LOCALRANKID",
-     "MPI_LOCALNRANKS",
-     {"DNR_JOB", "PMI_JOBID", NULL}},
     {"Slurm",
      "SLURM_PROCID",
      "SLURM_STEP_NUM_TASKS",
      "SLURM_LOCALID",
      "DNR_LOCAL_SIZE",
      {"DNR_JOB", "SLURM_JOB_ID", NULL}},
+    {"MPICH",
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALRANKID",
+     "MPI_LOCALNRANKS",
+     {"DNR_JOB", "PMI_JOBID", NULL}},
 };
 
 static dnr_status number(const char *name, int least, int most, int *out)
@@ -92,6 +92,21 @@ static void slurm_master(dnri_launch *l)
     snprintf(l->master, sizeof l->master, "%s:%lu", host, 20000 + port % 10000);
 }
 
+/* Of two variables, the second may be unset. */
+static bool agree(const char *name, const char *other)
+{
+    return !getenv(other) || !strcmp(getenv(name), getenv(other));
+}
+
+/* Did it start this process? srun sets MPICH's variables as well (--mpi=pmi2), to its own numbers; where they differ, they
+ * are those of an mpiexec that srun started. */
+static bool started_by(int i)
+{
+    return getenv(launchers[i].rank) && getenv(launchers[i].world) &&
+           (strcmp(launchers[i].name, "Slurm") != 0 ||
+            (agree("SLURM_PROCID", "PMI_RANK") && agree("SLURM_STEP_NUM_TASKS", "PMI_SIZE")));
+}
+
 static dnr_status read_launcher(int i, dnri_launch *l)
 {
     l->launcher = launchers[i].name;
@@ -119,10 +134,10 @@ static dnr_status read_launcher(int i, dnri_launch *l)
 dnr_status dnri_launch_read(dnri_launch *out)
 {
     *out = (dnri_launch){.world = 1, .local_world = 1};
-    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
-        if (getenv(launchers[i].rank) && getenv(launchers[i].world)) {
+    for (int i = 0; i < (int)(sizeof launchers / sizeof launchers[0]); i++)
+        if (started_by(i)) {
             *out = (dnri_launch){0};
-            return read_launcher((int)i, out);
+            return read_launcher(i, out);
         }
     if (getenv("DNR_RANK") || getenv("DNR_WORLD_SIZE"))
         return DNR_FAIL(DNR_EUSAGE, "set both, and DNR_MASTER=HOST:PORT; or neither",

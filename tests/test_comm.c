@@ -484,6 +484,8 @@ static void clear_launchers(void)
                                         "SLURM_JOB_ID",
                                         "SLURM_STEP_ID",
                                         "SLURM_NTASKS",
+                                        "PMI_RANK",
+                                        "PMI_SIZE",
                                         "OMPI_COMM_WORLD_RANK",
                                         "OMPI_COMM_WORLD_SIZE"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -522,6 +524,16 @@ static void reads_launchers(void **state)
     assert_true(l.rank == 9 && l.world == 16 && l.local_rank == 1);
     assert_memory_equal(l.master, "gpu007:2", 8);
     assert_string_equal(l.job, "1234567.2");
+    setenv("PMI_RANK", "9", 1); /* srun --mpi=pmi2 */
+    setenv("PMI_SIZE", "16", 1);
+    OK(dnri_launch_read(&l));
+    assert_string_equal(l.launcher, "Slurm");
+    assert_memory_equal(l.master, "gpu007:2", 8);
+    setenv("PMI_RANK", "3", 1); /* an mpiexec that srun started */
+    setenv("PMI_SIZE", "4", 1);
+    OK(dnri_launch_read(&l));
+    assert_string_equal(l.launcher, "MPICH");
+    assert_true(l.rank == 3 && l.world == 4);
     setenv("OMPI_COMM_WORLD_RANK", "1", 1); /* mpirun within that job */
     setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
     OK(dnri_launch_read(&l));
