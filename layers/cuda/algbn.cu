@@ -77,6 +77,21 @@ void k_gram_merge(cudaStream_t s, const k_gram_merge_args *a)
         launch_merge<128>(s, a);
 }
 
+/* ---------------------------------------------------------------- the state */
+
+static __global__ void k_algbn_begin_kernel(const dnri_header *header, dnri_state *state)
+{
+    if (header->first) {
+        state->algbn_ratio = 0;
+        state->algbn_exact = 0;
+    }
+}
+
+void k_algbn_begin(cudaStream_t s, const dnri_header *header, dnri_state *state)
+{
+    k_algbn_begin_kernel<<<1, 1, 0, s>>>(header, state);
+}
+
 /* ---------------------------------------------------------------- coefficients of a row of w */
 
 /* A warp for each row k: dgamma and dbeta; A, B, C0 and r to coef; wa. */

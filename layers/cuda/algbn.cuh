@@ -20,6 +20,9 @@ __device__ __forceinline__ void begin_ratios(bool first, const dnri_header *head
     }
 }
 
+/* A launch where the state's sums may begin anew, before others add to them. */
+void k_algbn_begin(cudaStream_t s, const dnri_header *header, dnri_state *state);
+
 /* A maximum does not depend on the order: bits of floats >= 0 compare as integers. */
 __device__ __forceinline__ void note_ratio(dnri_state *state, float ratio)
 {
@@ -33,6 +36,27 @@ template <class T> __device__ __forceinline__ float4 load4(const T *p)
     float f[4];
     k_unpack(v, f);
     return make_float4(f[0], f[1], f[2], f[3]);
+}
+
+/* Sums over a warp of N values, a power of two: lane i gets that of value i / (32 / N). */
+template <int N> __device__ __forceinline__ double sum_rows(double (&v)[N])
+{
+    const int lane = (int)threadIdx.x % 32;
+    int width = 16;
+#pragma unroll
+    for (int half = N / 2; half > 0; half /= 2, width /= 2) {
+        const bool upper = lane & width;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const double away = upper ? v[i] : v[i + half];
+            v[i] = (upper ? v[i + half] : v[i]) + __shfl_xor_sync(0xffffffffu, away, width);
+        }
+    }
+    double sum = v[0];
+#pragma unroll
+    for (; width > 0; width /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, width);
+    return sum;
 }
 
 #define TILE        64          /* of the output */

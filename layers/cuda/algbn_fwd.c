@@ -34,17 +34,15 @@ static dnr_status run_stats(dnri_cuda_op *s)
                                   .momentum = attr->momentum,
                                   .guard = DNRI_ALGBN_GUARD,
                                   .first = attr->first};
-    k_algbn_stats(s->stream, &a, in[S_HEADER], out[2], s->at.workspace);
+    k_algbn_stats(s->stream, &a, in[S_HEADER], out[2]);
     return DNR_OK;
 }
 
 static dnr_status lower_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                               const dnri_lower_opts *o, dnri_step *out)
 {
-    const dnr_desc *w = dnri_desc(g, op->in[S_W]);
-    DNR_TRY(dnri_cuda_lower(dev, g, op, run_stats, 2, "k_algbn tf32 x 2", out, NULL));
-    out->workspace = k_algbn_stats_workspace(w->dim[0], w->dim[3]);
-    return DNR_OK;
+    const bool first = ((const dnri_algbn_stats_attr *)op->attr)->first;
+    return dnri_cuda_lower(dev, g, op, run_stats, 1 + first, "k_algbn", out, NULL);
 }
 
 static dnr_status run_fold(dnri_cuda_op *s)
@@ -185,8 +183,8 @@ static dnr_status lower_join(dnr_device *dev, const dnr_graph *g, const dnri_op 
 /* As algbn.c's. */
 static bool able(dnr_device *dev, const dnr_graph *g, const dnr_desc *w)
 {
-    return w->dim[0] % 8 == 0 && w->dim[3] % 8 == 0 && dnri_cuda_of(dev)->cc >= 80 &&
-           !dnri_graph_numerics(g)->tf32;
+    return w->dim[0] % 8 == 0 && w->dim[3] % 8 == 0 && w->dim[3] <= K_ALGBN_CHANNELS &&
+           dnri_cuda_of(dev)->cc >= 80 && !dnri_graph_numerics(g)->tf32;
 }
 
 static bool has_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op)

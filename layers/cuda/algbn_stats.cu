@@ -1,41 +1,30 @@
-/* algbn_stats.cu: batch norm's statistics from a Gram matrix, and the norm folded into the weights. */
+/* algbn_stats.cu: batch norm's statistics from a Gram matrix, and the norm folded into the weights.
+ *
+ * These are small kernels, and most of their time is latency: each has all it reads on its way at once, and ends in the
+ * block that began. */
 #include "algbn.cuh"
 
-#define FINISH_THREADS 256
+#define THREADS 256
+#define WARPS   (THREADS / 32)
 
-static __host__ __device__ int shares_of(int64_t c)
+__device__ __forceinline__ double warp_sum(double v)
 {
-    return (int)((c + 31) / 32);
-}
-
-/* blockIdx.y: which `span` of the sums over gram's rows, that share after share of squares are made of */
-template <class T>
-__global__ void __launch_bounds__(128)
-    k_algbn_squares(k_algbn_args a, float *__restrict__ square, int64_t span, bool first,
-                    const dnri_header *header, dnri_state *state)
-{
-    __shared__ __align__(16) float sm[(sizeof(T) == 2 ? 3 : 4) * TILE_FLOATS];
-    const int64_t across = (a.c + TILE - 1) / TILE, from = blockIdx.y * span;
-    if (blockIdx.y == 0)
-        begin_ratios(first, header, state);
-    product_tile<T, TILE_SQUARE> tile(a, NULL, blockIdx.x / across * TILE,
-                                      blockIdx.x % across * TILE,
-                                      from + span < a.c ? from + span : a.c);
-    tile.run(from, sm, square + blockIdx.y * shares_of(a.c) * a.k);
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, i);
+    return v;
 }
 
 __device__ __forceinline__ double block_sum(double v)
 {
-    __shared__ double sm[FINISH_THREADS / 32];
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, i);
+    __shared__ double sm[WARPS];
+    v = warp_sum(v);
     __syncthreads();
     if (threadIdx.x % 32 == 0)
         sm[threadIdx.x / 32] = v;
     __syncthreads();
     v = 0;
-    for (int i = 0; i < FINISH_THREADS / 32; i++)
+    for (int i = 0; i < WARPS; i++)
         v += sm[i];
     return v;
 }
@@ -48,12 +37,12 @@ __device__ double exact_squares(const k_algbn_stats_args &s, const T *w, float *
     constexpr int N = k_type<T>::wide;
     float *mean = sm, *weight = sm + s.c;
     double sum = 0;
-    for (int64_t j = threadIdx.x; j < s.c; j += FINISH_THREADS) {
+    for (int64_t j = threadIdx.x; j < s.c; j += THREADS) {
         mean[j] = (float)((double)s.sum_a[j] / (double)s.rows);
         weight[j] = k_type<T>::load(w[j]);
     }
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < s.rows; i += FINISH_THREADS) {
+    for (int64_t i = threadIdx.x; i < s.rows; i += THREADS) {
         const T *row = (const T *)s.a + i * s.c;
         float x = 0;
 #pragma unroll 4
@@ -69,43 +58,152 @@ __device__ double exact_squares(const k_algbn_stats_args &s, const T *w, float *
     return block_sum(sum);
 }
 
-/* A block for each channel. */
-template <class T>
-__global__ void __launch_bounds__(FINISH_THREADS)
-    k_algbn_stats_finish(k_algbn_stats_args s, const float *__restrict__ square, int shares,
-                         dnri_state *state)
+/* w_k·gram·w_kᵀ of ROWS channels k, as this thread's share: it has four columns of gram, from `col` on, and every
+ * `step`-th four of its rows from `first` on, down from the diagonal; what is below that counts twice. While some are
+ * multiplied, the next are on their way. `rows`: these of w, in shared memory. */
+template <int ROWS>
+__device__ void squares(const float *gram, int c, const float *rows, int col, int first, int step,
+                        double (&q)[ROWS])
 {
-    extern __shared__ __align__(128) unsigned char sm[];
-    const int64_t k = blockIdx.x;
-    const T *w = (const T *)s.w + k * s.c;
-    const double m = (double)s.rows;
-    double v = 0, u = 0;
-    for (int64_t j = threadIdx.x; j < s.c; j += FINISH_THREADS) {
-        const double f = k_type<T>::load(w[j]);
-        v += f * s.sum_a[j];
-        u += f * f * s.gram[j * (s.c + 1)];
+    constexpr int AT_ONCE = 2;
+    float sum[ROWS][4] = {};
+    float4 now[AT_ONCE][4], next[AT_ONCE][4];
+    const float4 zero = make_float4(0, 0, 0, 0);
+    const auto load = [&](float4(&g)[AT_ONCE][4], int l) {
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++, l += step)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                g[n][i] =
+                    l >= col && l < c ? *(const float4 *)(gram + (int64_t)(l + i) * c + col) : zero;
+    };
+    /* a warp begins where its first column needs it */
+    int l = (col - first > 0 ? (col - first) / step : 0) * step + first;
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) {
+        const int other = __shfl_xor_sync(0xffffffffu, l - first, i) + first;
+        l = other < l ? other : l;
     }
-    const double mean = block_sum(v) / m, apart = block_sum(u) / m;
-    v = 0;
-    for (int i = (int)threadIdx.x; i < shares; i += FINISH_THREADS)
-        v += square[i * s.k + k];
-    double var = block_sum(v) / m - mean * mean;
-    if (var < 0)
-        var = 0;
-    const double far = mean * mean <= apart ? apart : mean * mean; /* NaN stays */
-    const double ratio = sqrt(far / (var + s.eps));
-    const bool exact = !(ratio <= s.guard); /* the same in all threads */
-    if (exact)
-        var = exact_squares(s, w, (float *)sm) / m;
-    if (threadIdx.x > 0)
+    load(now, l);
+    for (; l < c; l += AT_ONCE * step) {
+        load(next, l + AT_ONCE * step);
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            const int at = l + n * step;
+            if (at >= c)
+                break;
+            if (at == col)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    now[n][i].x *= 0.5f;
+                    now[n][i].y *= 0.5f;
+                    now[n][i].z *= 0.5f;
+                    now[n][i].w *= 0.5f;
+                }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const float4 v = *(const float4 *)(rows + r * c + at);
+                const float f[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    sum[r][0] += f[i] * now[n][i].x;
+                    sum[r][1] += f[i] * now[n][i].y;
+                    sum[r][2] += f[i] * now[n][i].z;
+                    sum[r][3] += f[i] * now[n][i].w;
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                now[n][i] = next[n][i];
+    }
+    if (col >= c)
+        return;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float4 v = *(const float4 *)(rows + r * c + col);
+        q[r] = 2 * ((double)sum[r][0] * v.x + (double)sum[r][1] * v.y + (double)sum[r][2] * v.z +
+                    (double)sum[r][3] * v.w);
+    }
+}
+
+/* A block for ROWS channels. Dynamic shared memory: ROWS·c floats. */
+template <class T, int ROWS>
+__global__ void __launch_bounds__(THREADS)
+    k_algbn_stats_kernel(k_algbn_stats_args s, dnri_state *state)
+{
+    constexpr int SHARES = WARPS / ROWS; /* warps that share a row */
+    extern __shared__ __align__(128) unsigned char sm[];
+    __shared__ double means[SHARES][ROWS], apart[SHARES][ROWS], square[WARPS][ROWS];
+    __shared__ bool far[ROWS];
+    float *rows = (float *)sm;
+    const int c = (int)s.c, tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int row = warp % ROWS, share = warp / ROWS, columns = c / 4, step = THREADS / columns;
+    const int64_t k0 = (int64_t)blockIdx.x * ROWS, k = k0 + tid;
+    const T *w = (const T *)s.w + k0 * c;
+    const double m = (double)s.rows;
+    const bool mine = tid < ROWS;
+    const float running_mean = mine ? s.running_mean[k] : 0;
+    const float running_var = mine ? s.running_var[k] : 0;
+    double v = 0, u = 0;
+#pragma unroll 2
+    for (int j = (share * 32 + lane) * 4; j < c; j += SHARES * 128) {
+        const float4 f = load4(w + row * c + j), a = *(const float4 *)(s.sum_a + j);
+        const float *g = s.gram + (int64_t)j * (c + 1);
+        *(float4 *)(rows + row * c + j) = f;
+        v += (double)f.x * a.x + (double)f.y * a.y + (double)f.z * a.z + (double)f.w * a.w;
+        u += (double)f.x * f.x * g[0] + (double)f.y * f.y * g[c + 1] +
+             (double)f.z * f.z * g[2 * (c + 1)] + (double)f.w * f.w * g[3 * (c + 1)];
+    }
+    v = warp_sum(v);
+    u = warp_sum(u);
+    if (lane == 0) {
+        means[share][row] = v;
+        apart[share][row] = u;
+    }
+    __syncthreads();
+    double q[ROWS] = {};
+    const bool idle = tid >= columns * step;
+    squares<ROWS>(s.gram, c, rows, idle ? c : tid % columns * 4, tid / columns * 4, step * 4, q);
+    const double one = sum_rows(q);
+    if (lane % (32 / ROWS) == 0)
+        square[warp][lane / (32 / ROWS)] = one;
+    __syncthreads();
+    double mean = 0, var = 0, ratio = 0;
+    if (mine) {
+        double by_itself = 0;
+        for (int i = 0; i < SHARES; i++) {
+            mean += means[i][tid];
+            by_itself += apart[i][tid];
+        }
+        for (int i = 0; i < WARPS; i++)
+            var += square[i][tid];
+        mean /= m;
+        by_itself /= m;
+        var = var / m - mean * mean;
+        if (var < 0)
+            var = 0;
+        ratio = sqrt((mean * mean <= by_itself ? by_itself : mean * mean) /
+                     (var + s.eps)); /* NaN stays */
+        far[tid] = !(ratio <= s.guard);
+    }
+    __syncthreads();
+    for (int r = 0; r < ROWS; r++)
+        if (far[r]) {
+            const double e = exact_squares(s, w + r * c, (float *)sm) / m;
+            if (tid == r)
+                var = e;
+        }
+    if (!mine)
         return;
     s.mean[k] = (float)mean;
     s.invstd[k] = (float)(1 / sqrt(var + s.eps));
-    s.running_mean[k] = (float)((1 - s.momentum) * s.running_mean[k] + s.momentum * mean);
-    s.running_var[k] =
-        (float)((1 - s.momentum) * s.running_var[k] + s.momentum * var * m / (m - 1));
+    s.running_mean[k] = (float)((1 - s.momentum) * running_mean + s.momentum * mean);
+    s.running_var[k] = (float)((1 - s.momentum) * running_var + s.momentum * var * m / (m - 1));
     note_ratio(state, (float)ratio);
-    if (exact)
+    if (far[tid])
         atomicAdd(&state->algbn_exact, 1);
 }
 
@@ -142,44 +240,25 @@ template <class T> __global__ void __launch_bounds__(256) k_algbn_fold_kernel(k_
 
 /* ---------------------------------------------------------------- launches */
 
-/* Rows of gram that a block has: fewer where there are few tiles for a device. */
-static int64_t span_of(int64_t k, int64_t c)
+template <class T, int ROWS>
+static void launch_stats(cudaStream_t s, const k_algbn_stats_args *a, dnri_state *state)
 {
-    const int64_t tiles = ((c + TILE - 1) / TILE) * ((k + TILE - 1) / TILE);
-    const int64_t steps = (c + DEPTH - 1) / DEPTH, spans = 256 / tiles < 1 ? 1 : 256 / tiles;
-    return (steps + spans - 1) / spans * DEPTH;
+    const size_t bytes = (size_t)(ROWS * a->c) * sizeof(float);
+    k_algbn_stats_kernel<T, ROWS><<<(unsigned)(a->k / ROWS), THREADS, bytes, s>>>(*a, state);
 }
 
-static int spans_of(int64_t k, int64_t c)
-{
-    return (int)((c + span_of(k, c) - 1) / span_of(k, c));
-}
-
-size_t k_algbn_stats_workspace(int64_t k, int64_t c)
-{
-    return (size_t)(spans_of(k, c) * shares_of(c)) * (size_t)k * sizeof(float);
-}
-
+/* Few channels are dealt to as many blocks. */
 void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_header *header,
-                   dnri_state *state, void *workspace)
+                   dnri_state *state)
 {
-    const int64_t across = (a->c + TILE - 1) / TILE, down = (a->k + TILE - 1) / TILE;
-    const size_t bytes = 2 * (size_t)a->c * sizeof(float);
-    const int spans = spans_of(a->k, a->c);
-    float *square = (float *)workspace;
-    k_algbn_args w = {};
-    w.rows = a->rows;
-    w.k = a->k;
-    w.c = a->c;
-    w.w = a->w;
-    w.gram = a->gram;
+    if (a->first)
+        k_algbn_begin(s, header, state);
     k_by_type(a->type, [&](auto t) {
         using T = decltype(t);
-        const dim3 grid((unsigned)(across * down), (unsigned)spans);
-        k_algbn_squares<T>
-            <<<grid, 128, 0, s>>>(w, square, span_of(a->k, a->c), a->first, header, state);
-        k_algbn_stats_finish<T><<<(unsigned)a->k, FINISH_THREADS, bytes, s>>>(
-            *a, square, spans * shares_of(a->c), state);
+        if (a->k > 512)
+            launch_stats<T, 8>(s, a, state);
+        else
+            launch_stats<T, 4>(s, a, state);
     });
 }
 

@@ -113,7 +113,8 @@ void k_norm_pool_apply(cudaStream_t s, const k_norm_args *a, const k_pool_args *
 void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args *g,
                      const uint8_t *index, void *workspace);
 
-/* ---- algbn.cu: algebraic batch norm (layers.h). All channels are multiples of 8. */
+/* ---- algbn.cu: algebraic batch norm (layers.h). All channels are multiples of 8, those of a at most so many. */
+#define K_ALGBN_CHANNELS 1024
 typedef struct k_gram_merge_args {
     const float *part; /* [parts][n] */
     float *p;          /* [n] = their sum, added up in fp64 */
@@ -168,9 +169,8 @@ typedef struct k_algbn_stats_args {
     double eps, momentum, guard; /* from which r on (layers.h) the variance is made of a */
     bool first;
 } k_algbn_stats_args;
-size_t k_algbn_stats_workspace(int64_t k, int64_t c);
 void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_header *header,
-                   dnri_state *state, void *workspace);
+                   dnri_state *state);
 
 typedef struct k_algbn_fold_args {
     int type;
