@@ -104,7 +104,8 @@ static dnr_status lower_coef(dnr_device *dev, const dnr_graph *g, const dnri_op 
                              const dnri_lower_opts *o, dnri_step *out)
 {
     const dnr_desc *w = dnri_desc(g, op->in[C_W]);
-    DNR_TRY(dnri_cuda_lower(dev, g, op, run_coef, 3, "k_algbn tf32 x 2", out, NULL));
+    const bool first = ((const dnri_algbn_attr *)op->attr)->first;
+    DNR_TRY(dnri_cuda_lower(dev, g, op, run_coef, 2 + first, "k_algbn tf32 x 2", out, NULL));
     out->workspace = k_algbn_workspace(w->dim[0], w->dim[3]);
     return DNR_OK;
 }

@@ -1,5 +1,6 @@
 /* algbn.cu: algebraic batch norm's sums of partial products, and its coefficients. */
 #include "algbn.cuh"
+#include "mma.cuh"
 
 /* ---------------------------------------------------------------- merging */
 
@@ -92,161 +93,455 @@ void k_algbn_begin(cudaStream_t s, const dnri_header *header, dnri_state *state)
     k_algbn_begin_kernel<<<1, 1, 0, s>>>(header, state);
 }
 
-/* ---------------------------------------------------------------- coefficients of a row of w */
+/* ---------------------------------------------------------------- rows of w */
 
-/* A warp for each row k: dgamma and dbeta; A, B, C0 and r to coef; wa. */
-template <class T>
-__global__ void __launch_bounds__(256) k_algbn_rows(k_algbn_args a, const dnri_header *header,
-                                                    dnri_state *state, float4 *__restrict__ coef)
+#define THREADS 256
+#define WARPS   (THREADS / 32)
+#define ROWS    32 /* of a tile of dw */
+#define COLS    64
+#define SLICE   64 /* of the sum for it, at a time */
+#define SIDE    16 /* of a tile of m */
+
+/* What the two kernels have between them. */
+typedef struct between {
+    float *b;        /* [k] */
+    double *by_rows; /* [k / ROWS][c]: Σ sum_dz·wa over these rows */
+    double *by_side; /* [c / SIDE][c]: Σ sum_a·m over these rows */
+    int *arrived;    /* [c / SIDE]: tiles that by_side has of these columns */
+} between;
+
+static __host__ __device__ int64_t parts(int64_t n, int64_t part)
 {
-    begin_ratios(a.first, header, state);
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t k = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    if (k >= a.k)
-        return;
-    const T *w = (const T *)a.w + k * a.c;
-    const float *p = a.p + k * a.c;
-    double dot = 0;
-    float apart = 0;
-    for (int64_t j = lane * 4; j < a.c; j += 128) {
-        const float4 u = load4(w + j), v = *(const float4 *)(p + j);
-        const float *g = a.gram + j * (a.c + 1);
-        dot += (double)u.x * v.x + (double)u.y * v.y + (double)u.z * v.z + (double)u.w * v.w;
-        apart += u.x * u.x * g[0] + u.y * u.y * g[a.c + 1] + u.z * u.z * g[2 * (a.c + 1)] +
-                 u.w * u.w * g[3 * (a.c + 1)];
-    }
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) {
-        dot += __shfl_xor_sync(0xffffffffu, dot, i);
-        apart += __shfl_xor_sync(0xffffffffu, apart, i);
-    }
-    const double invstd = a.invstd[k], A = a.gamma[k] * invstd, sum = a.sum_dz[k];
-    const double dgamma = invstd * (dot - a.mean[k] * sum);
-    const double B = -A * invstd * dgamma / (double)a.rows;
-    if (lane == 0) {
-        a.dgamma[k] = (float)dgamma;
-        a.dbeta[k] = (float)sum;
-        coef[k] =
-            make_float4((float)A, (float)B, (float)(-A * sum / (double)a.rows - B * a.mean[k]),
-                        (float)invstd * fmaxf(fabsf(a.mean[k]), sqrtf(apart / (float)a.rows)));
-    }
-    for (int64_t j = lane * 4; j < a.c; j += 128) {
-        const float4 u = load4(w + j);
-        const float f[4] = {(float)A * u.x, (float)A * u.y, (float)A * u.z, (float)A * u.w};
-        k_vec<T, 4> v;
-        k_pack(f, v);
-        *(k_vec<T, 4> *)((T *)a.wa + k * a.c + j) = v;
-    }
+    return (n + part - 1) / part;
 }
 
-/* ---------------------------------------------------------------- products with w */
+/* Of a slice the rows of w, ROWS x SLICE, and of gram, SLICE x COLS. */
+template <class T> struct row_slices {
+    static constexpr int STAGES = sizeof(T) == 2 ? 4 : 3;
+    static constexpr int W_PITCH = SLICE + 16 / sizeof(T), G_PITCH = COLS + 8;
+    static constexpr int W_BYTES = ROWS * W_PITCH * sizeof(T);
+    static constexpr int BYTES = W_BYTES + SLICE * G_PITCH * 4;
 
-/* First the tiles of dw, then those of m, each for `span` of the K rows of w: m_part [part][c][c]. */
-template <class T>
-__global__ void __launch_bounds__(128)
-    k_algbn_products(k_algbn_args a, const float4 *__restrict__ coef, float *__restrict__ m_part,
-                     int64_t span)
-{
-    __shared__ __align__(16) float sm[(sizeof(T) == 2 ? 3 : 4) * TILE_FLOATS];
-    const int64_t across = (a.c + TILE - 1) / TILE, down = (a.k + TILE - 1) / TILE;
-    int64_t tile = blockIdx.x;
-    if (tile < across * down) {
-        product_tile<T, TILE_DW> w_gram(a, coef, tile / across * TILE, tile % across * TILE, a.c);
-        w_gram.run(0, sm, NULL);
-        return;
+    static __device__ void load(const k_algbn_args &a, uint32_t to, int64_t k0, int64_t j0,
+                                int64_t l0)
+    {
+        constexpr int W_VECS = SLICE * sizeof(T) / 16, N = 16 / sizeof(T);
+#pragma unroll
+        for (int i = 0; i < ROWS * W_VECS / THREADS; i++) {
+            const int v = (int)threadIdx.x + i * THREADS, r = v / W_VECS, l = v % W_VECS * N;
+            const bool there = k0 + r < a.k && l0 + l < a.c;
+            k_copy16(to + (r * W_PITCH + l) * sizeof(T),
+                     (const T *)a.w + (there ? (k0 + r) * a.c + l0 + l : 0), there);
+        }
+        to += W_BYTES;
+#pragma unroll
+        for (int i = 0; i < SLICE * (COLS / 4) / THREADS; i++) {
+            const int v = (int)threadIdx.x + i * THREADS, l = v / (COLS / 4),
+                      j = v % (COLS / 4) * 4;
+            const bool there = l0 + l < a.c && j0 + j < a.c;
+            k_copy16(to + (l * G_PITCH + j) * 4, a.gram + (there ? (l0 + l) * a.c + j0 + j : 0),
+                     there);
+        }
     }
-    tile -= across * down;
-    const int64_t part = tile / (across * across), first = part * span;
-    tile %= across * across;
-    product_tile<T, TILE_M> m(a, coef, tile / across * TILE, tile % across * TILE,
-                              first + span < a.k ? first + span : a.k);
-    m.run(first, sm, m_part + part * a.c * a.c);
+};
+
+/* What a row's coefficients are made of, loaded long before they are. */
+typedef struct channel {
+    float gamma, mean, invstd, sum_dz;
+} channel;
+
+/* A, B, C0 and sum_dz of row k. One block of those that have it (`write`) hands on what goes further. */
+__device__ float4 coefficients(const k_algbn_args &a, const between &z, int64_t k, const channel &x,
+                               double dot, double apart, bool write, dnri_state *state)
+{
+    const double m = (double)a.rows, invstd = x.invstd, mean = x.mean, sum = x.sum_dz;
+    const double dgamma = invstd * (dot - mean * sum), A = x.gamma * invstd;
+    const double B = -A * invstd * dgamma / m;
+    if (write) {
+        z.b[k] = (float)B;
+        a.dgamma[k] = (float)dgamma;
+        a.dbeta[k] = x.sum_dz;
+        note_ratio(state, x.invstd * fmaxf(fabsf(x.mean), sqrtf((float)(apart / m))));
+    }
+    return make_float4((float)A, (float)B, (float)(-A * sum / m - B * mean), x.sum_dz);
+}
+
+/* A block has a tile of dw, and for that needs whole rows of w and p. Its warps have 16 x 16 of it each. */
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    k_algbn_rows(k_algbn_args a, between z, dnri_state *state)
+{
+    using S = row_slices<T>;
+    extern __shared__ __align__(128) unsigned char sm[];
+    __shared__ double dots[ROWS][2];
+    __shared__ double column[2][COLS];
+    __shared__ float4 coef[ROWS];
+    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int64_t across = parts(a.c, COLS);
+    const int64_t k0 = blockIdx.x / across * ROWS, j0 = blockIdx.x % across * COLS;
+    const T *w = (const T *)a.w;
+    if (blockIdx.x == 0)
+        for (int i = tid; i < parts(a.c, SIDE); i += THREADS)
+            z.arrived[i] = 0;
+    const bool has_row = tid < ROWS && k0 + tid < a.k;
+    channel x = {};
+    if (has_row)
+        x = {a.gamma[k0 + tid], a.mean[k0 + tid], a.invstd[k0 + tid], a.sum_dz[k0 + tid]};
+    const uint32_t ring = k_shared(sm);
+#pragma unroll
+    for (int i = 0; i < S::STAGES - 1; i++) {
+        if (i * SLICE < a.c)
+            S::load(a, ring + i * S::BYTES, k0, j0, i * SLICE);
+        k_copies_end();
+    }
+    /* this warp's four rows of p and w, by which gamma's gradient and r come */
+    constexpr int N = ROWS / WARPS;
+    double sums[2 * N] = {};
+#pragma unroll 2
+    for (int64_t j = lane * 4; j < a.c; j += 128) {
+        const float *g = a.gram + j * (a.c + 1);
+        const float d[4] = {g[0], g[a.c + 1], g[2 * (a.c + 1)], g[3 * (a.c + 1)]};
+#pragma unroll
+        for (int r = 0; r < N; r++) {
+            const int64_t k = k0 + warp * N + r;
+            if (k < a.k) {
+                const float4 u = load4(w + k * a.c + j), v = *(const float4 *)(a.p + k * a.c + j);
+                sums[r] +=
+                    (double)u.x * v.x + (double)u.y * v.y + (double)u.z * v.z + (double)u.w * v.w;
+                sums[N + r] += (double)(u.x * u.x) * d[0] + (double)(u.y * u.y) * d[1] +
+                               (double)(u.z * u.z) * d[2] + (double)(u.w * u.w) * d[3];
+            }
+        }
+    }
+    const double sum = sum_rows(sums);
+    if (lane % (32 / (2 * N)) == 0) {
+        const int i = lane / (32 / (2 * N));
+        dots[warp * N + i % N][i / N] = sum;
+    }
+    const int g = lane / 4, t = lane % 4, wi = warp / 4 * 16, wj = warp % 4 * 16;
+    /* this thread's places in dw, (n·8 + {0,1}, half·8), and what they need */
+    float2 p[2][2], sum_a[2];
+    k_vec<T, 2> u[2][2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int64_t j = j0 + wj + n * 8 + t * 2;
+        sum_a[n] = j < a.c ? *(const float2 *)(a.sum_a + j) : make_float2(0, 0);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int64_t k = k0 + wi + g + half * 8;
+            const bool there = k < a.k && j < a.c;
+            p[n][half] = *(const float2 *)(a.p + (there ? k * a.c + j : 0));
+            u[n][half] = *(const k_vec<T, 2> *)(w + (there ? k * a.c + j : 0));
+        }
+    }
+    __syncthreads();
+    if (has_row)
+        coef[tid] = coefficients(a, z, k0 + tid, x, dots[tid][0], dots[tid][1], j0 == 0, state);
+    /* w·gram */
+    float total[2][4] = {};
+    int read = 0, fill = S::STAGES - 1;
+    for (int64_t l0 = 0; l0 < a.c; l0 += SLICE) {
+        k_copies_wait<S::STAGES - 2>();
+        __syncthreads(); /* it is there for all, and all are done with the one before it */
+        const int64_t next = l0 + (S::STAGES - 1) * SLICE;
+        if (next < a.c)
+            S::load(a, ring + fill * S::BYTES, k0, j0, next);
+        k_copies_end();
+        const T *ws = (const T *)(sm + read * S::BYTES);
+        const float *gs = (const float *)(sm + read * S::BYTES + S::W_BYTES);
+        read = read + 1 == S::STAGES ? 0 : read + 1;
+        fill = fill + 1 == S::STAGES ? 0 : fill + 1;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float acc[2][4] = {};
+#pragma unroll
+            for (int i = 0; i < SLICE / 16; i++) {
+                const int l = half * (SLICE / 2) + i * 8 + t;
+                float x[4], x_low[4];
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    x[q] = k_type<T>::load(ws[(wi + g + q % 2 * 8) * S::W_PITCH + l + q / 2 * 4]);
+                    if (sizeof(T) == 4)
+                        split(x[q], x[q], x_low[q]);
+                }
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    float y[2], y_low[2];
+#pragma unroll
+                    for (int q = 0; q < 2; q++)
+                        split(gs[(l + q * 4) * S::G_PITCH + wj + n * 8 + g], y[q], y_low[q]);
+                    mma(acc[n], x, y_low);
+                    if (sizeof(T) == 4)
+                        mma(acc[n], x_low, y);
+                    mma(acc[n], x, y);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int q = 0; q < 4; q++)
+                    total[n][q] += acc[n][q];
+        }
+    }
+    /* dw, wa and its sums by column */
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int64_t j = j0 + wj + n * 8 + t * 2;
+        double s[2] = {};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = wi + g + half * 8;
+            const int64_t at = (k0 + r) * a.c + j;
+            if (k0 + r >= a.k || j >= a.c)
+                continue;
+            const float4 f = coef[r];
+            const float *v = &total[n][half * 2];
+            *(float2 *)(a.dw + at) =
+                make_float2(f.x * p[n][half].x + f.y * v[0] + f.z * sum_a[n].x,
+                            f.x * p[n][half].y + f.y * v[1] + f.z * sum_a[n].y);
+            k_vec<T, 2> wa;
+#pragma unroll
+            for (int q = 0; q < 2; q++) {
+                wa.v[q] = k_type<T>::store(f.x * k_type<T>::load(u[n][half].v[q]));
+                s[q] += (double)f.w * k_type<T>::load(wa.v[q]);
+            }
+            *(k_vec<T, 2> *)((T *)a.wa + at) = wa;
+        }
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+#pragma unroll
+            for (int i = 4; i < 32; i *= 2)
+                s[q] += __shfl_xor_sync(0xffffffffu, s[q], i);
+            if (g == 0)
+                column[warp / 4][wj + n * 8 + t * 2 + q] = s[q];
+        }
+    }
+    __syncthreads();
+    if (tid < COLS && j0 + tid < a.c)
+        z.by_rows[blockIdx.x / across * a.c + j0 + tid] = column[0][tid] + column[1][tid];
 }
 
 /* ---------------------------------------------------------------- m and c */
 
-#define FINISH_COLS 8
-#define FINISH_ROWS 64
+/* Of a warp's share of w's rows, some at a time: SIDE columns of each side of a tile, and the rows' B. */
+template <class T> struct side_slices {
+    static constexpr int DEPTH = 128 / sizeof(T), COLUMNS = DEPTH * SIDE * 2 * sizeof(T);
+    static constexpr int BYTES = COLUMNS + DEPTH * 4;
+    static constexpr int VECS = SIDE * sizeof(T) / 16; /* of a row and side */
 
-/* A block has FINISH_COLS columns: m from its parts, and c = −(Σ sum_dz · wa + Σ sum_a · m)/M in two halves. All have a
- * share of the rows' r. */
-template <class T>
-__global__ void __launch_bounds__(FINISH_COLS *FINISH_ROWS)
-    k_algbn_finish(k_algbn_args a, const float4 *__restrict__ coef,
-                   const float *__restrict__ m_part, int parts, dnri_state *state)
-{
-    __shared__ double sm[FINISH_ROWS][FINISH_COLS + 1];
-    const int x = (int)threadIdx.x, y = (int)threadIdx.y;
-    const int64_t j = (int64_t)blockIdx.x * FINISH_COLS + x;
-    double s = 0;
-    for (int64_t k = ((int64_t)blockIdx.x * FINISH_ROWS + y) * FINISH_COLS + x; k < a.k;
-         k += (int64_t)gridDim.x * FINISH_ROWS * FINISH_COLS)
-        note_ratio(state, coef[k].w);
-    if (j < a.c) {
-#pragma unroll 4
-        for (int64_t i = y; i < a.c; i += FINISH_ROWS) {
-            float v = 0;
-            for (int q = 0; q < parts; q++)
-                v += m_part[(q * a.c + i) * a.c + j];
-            const T m = k_type<T>::store(v);
-            ((T *)a.m)[i * a.c + j] = m;
-            s += (double)a.sum_a[i] * k_type<T>::load(m);
+    static __device__ void load(const k_algbn_args &a, const float *b, uint32_t to, int64_t i0,
+                                int64_t j0, int64_t first, int64_t last)
+    {
+        const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < DEPTH * 2 * VECS / 32; i++) {
+            const int v = lane + i * 32, l = v / VECS % DEPTH, col = v % VECS * (16 / sizeof(T));
+            const int64_t j = (v < DEPTH * VECS ? i0 : j0) + col;
+            const bool there = first + l < last && j < a.c;
+            k_copy16(to + v * 16, (const T *)a.w + (there ? (first + l) * a.c + j : 0), there);
         }
-#pragma unroll 4
-        for (int64_t k = y; k < a.k; k += FINISH_ROWS)
-            s += (double)a.sum_dz[k] * k_type<T>::load(((const T *)a.wa)[k * a.c + j]);
+        if (lane < DEPTH / 4) {
+            const bool there = first + lane * 4 < last;
+            k_copy16(to + COLUMNS + lane * 16, b + (there ? first + lane * 4 : 0), there);
+        }
     }
+};
+
+/* The last block to have a tile of SIDE columns j: c_j = −(Σ sum_dz·wa + Σ sum_a·m)/M, in two halves. */
+template <class T> __device__ void constants(const k_algbn_args &a, const between &z, int64_t side)
+{
+    __shared__ double sm[THREADS / SIDE][SIDE + 1];
+    const int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
+    const int64_t j = side * SIDE + x, sides = parts(a.c, SIDE), rows = parts(a.k, ROWS);
+    double s = 0;
+    if (j < a.c) {
+        for (int64_t i = y; i < sides; i += THREADS / SIDE)
+            s += __ldcg(z.by_side + i * a.c + j);
+        for (int64_t i = y; i < rows; i += THREADS / SIDE)
+            s += z.by_rows[i * a.c + j];
+    }
+    __syncthreads();
     sm[y][x] = s;
     __syncthreads();
+    if (y > 0 || j >= a.c)
+        return;
+    for (int i = 1; i < THREADS / SIDE; i++)
+        s += sm[i][x];
+    s /= -(double)a.rows;
+    const T high = k_type<T>::store((float)s);
+    T *out = (T *)a.constant;
+    out[j] = high;
+    out[a.c + j] = k_type<T>::store((float)(s - k_type<T>::load(high)));
+}
+
+/* A block has a tile of m on or below the diagonal, of which the one above is the mirror image; its warps have shares of
+ * the sum over w's rows. */
+template <class T>
+__global__ void __launch_bounds__(THREADS) k_algbn_sides(k_algbn_args a, between z)
+{
+    using S = side_slices<T>;
+    extern __shared__ __align__(128) unsigned char sm[];
+    __shared__ float part[WARPS][SIDE * SIDE];
+    __shared__ float tile[SIDE][SIDE + 1];
+    __shared__ float sums[2][SIDE]; /* of a: of this tile's rows, of its columns */
+    __shared__ bool last[2];
+    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
+    int64_t down = 0;
+    while ((down + 1) * (down + 2) / 2 <= blockIdx.x)
+        down++;
+    const int64_t right = blockIdx.x - down * (down + 1) / 2, sides = parts(a.c, SIDE);
+    const int64_t i0 = down * SIDE, j0 = right * SIDE;
+    const int64_t span = parts(a.k, 8 * WARPS) * 8, first = warp * span;
+    const int64_t end = first + span < a.k ? first + span : a.k;
+    if (tid < 2 * SIDE) {
+        const int64_t i = (tid < SIDE ? i0 : j0) + tid % SIDE;
+        sums[tid / SIDE][tid % SIDE] = i < a.c ? a.sum_a[i] : 0;
+    }
+    const uint32_t ring = k_shared(sm) + warp * 2 * S::BYTES;
 #pragma unroll
-    for (int half = FINISH_ROWS / 2; half > 0; half /= 2) {
-        if (y < half)
-            sm[y][x] += sm[y + half][x];
-        __syncthreads();
+    for (int i = 0; i < 2; i++) {
+        if (first + i * S::DEPTH < end)
+            S::load(a, z.b, ring + i * S::BYTES, i0, j0, first + i * S::DEPTH, end);
+        k_copies_end();
     }
-    if (y == 0 && j < a.c) {
-        const double c = -sm[0][x] / (double)a.rows;
-        const T high = k_type<T>::store((float)c);
-        T *out = (T *)a.constant;
-        out[j] = high;
-        out[a.c + j] = k_type<T>::store((float)(c - k_type<T>::load(high)));
+    float total[2][4] = {};
+    int stage = 0;
+    for (int64_t l0 = first; l0 < end; l0 += S::DEPTH) {
+        k_copies_wait<1>();
+        __syncwarp();
+        const T *xs = (const T *)(sm + (warp * 2 + stage) * S::BYTES), *ys = xs + S::DEPTH * SIDE;
+        const float *bs = (const float *)(ys + S::DEPTH * SIDE);
+#pragma unroll 1
+        for (int l1 = 0; l1 < S::DEPTH; l1 += 32) {
+            float acc[2][4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int l = l1 + i * 8 + t;
+                float x[4], x_low[4];
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    x[q] = k_type<T>::load(xs[(l + q / 2 * 4) * SIDE + g + q % 2 * 8]);
+                    if (sizeof(T) == 4)
+                        split(x[q], x[q], x_low[q]);
+                }
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    float y[2], y_low[2];
+#pragma unroll
+                    for (int q = 0; q < 2; q++)
+                        split(bs[l + q * 4] * k_type<T>::load(ys[(l + q * 4) * SIDE + n * 8 + g]),
+                              y[q], y_low[q]);
+                    mma(acc[n], x, y_low);
+                    if (sizeof(T) == 4)
+                        mma(acc[n], x_low, y);
+                    mma(acc[n], x, y);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int q = 0; q < 4; q++)
+                    total[n][q] += acc[n][q];
+        }
+        __syncwarp(); /* all are done with it */
+        if (l0 + 2 * S::DEPTH < end)
+            S::load(a, z.b, ring + stage * S::BYTES, i0, j0, l0 + 2 * S::DEPTH, end);
+        k_copies_end();
+        stage = 1 - stage;
     }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+            part[warp][(g + q / 2 * 8) * SIDE + n * 8 + t * 2 + q % 2] = total[n][q];
+    __syncthreads();
+    {
+        float v = 0;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++)
+            v += part[i][tid];
+        const int r = tid / SIDE, c = tid % SIDE;
+        const T m = k_type<T>::store(v);
+        tile[r][c] = k_type<T>::load(m);
+        if (i0 + r < a.c && j0 + c < a.c)
+            ((T *)a.m)[(i0 + r) * a.c + j0 + c] = m;
+    }
+    __syncthreads();
+    if (down != right) {
+        const int r = tid / SIDE, c = tid % SIDE;
+        if (j0 + r < a.c && i0 + c < a.c)
+            ((T *)a.m)[(j0 + r) * a.c + i0 + c] = k_type<T>::store(tile[c][r]);
+    }
+    /* this tile's share of c, by column; that of its mirror image, by row */
+    if (tid < 2 * SIDE) {
+        const bool by_column = tid < SIDE;
+        const int x = tid % SIDE;
+        const int64_t at = (by_column ? j0 : i0) + x;
+        if (at < a.c && (by_column || down != right)) {
+            double s = 0;
+#pragma unroll
+            for (int i = 0; i < SIDE; i++)
+                s += (double)sums[!by_column][i] * (by_column ? tile[i][x] : tile[x][i]);
+            z.by_side[(by_column ? down : right) * a.c + at] = s;
+        }
+        __threadfence();
+    }
+    __syncthreads();
+    if (tid < 2) {
+        const int64_t side = tid ? down : right;
+        last[tid] = (tid == 0 || down != right) && atomicAdd(&z.arrived[side], 1) == sides - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (last[0])
+        constants<T>(a, z, right);
+    if (last[1])
+        constants<T>(a, z, down);
 }
 
 /* ---------------------------------------------------------------- launches */
 
-/* Parts of the K rows over which m is summed: each about as long as a sum of w·gram. */
-static int parts_of(int64_t k, int64_t c)
+/* What is between the kernels, and how many bytes it takes. */
+static size_t divide(between *z, char *at, int64_t k, int64_t c)
 {
-    const int64_t n = k / c;
-    return (int)(n < 1 ? 1 : n > 8 ? 8 : n);
-}
-
-static size_t coef_bytes(int64_t k)
-{
-    return ((size_t)k * sizeof(float4) + 255) & ~(size_t)255;
+    size_t bytes = 0;
+    const auto take = [&](int64_t n, size_t size) {
+        char *p = at ? at + bytes : NULL;
+        bytes += ((size_t)n * size + 255) & ~(size_t)255;
+        return p;
+    };
+    z->b = (float *)take(k, sizeof(float));
+    z->by_rows = (double *)take(parts(k, ROWS) * c, sizeof(double));
+    z->by_side = (double *)take(parts(c, SIDE) * c, sizeof(double));
+    z->arrived = (int *)take(parts(c, SIDE), sizeof(int));
+    return bytes;
 }
 
 size_t k_algbn_workspace(int64_t k, int64_t c)
 {
-    return coef_bytes(k) + (size_t)parts_of(k, c) * (size_t)(c * c) * sizeof(float);
+    between z;
+    return divide(&z, NULL, k, c);
 }
 
 void k_algbn_coef(cudaStream_t s, const k_algbn_args *a, const dnri_header *header,
                   dnri_state *state, void *workspace)
 {
-    float4 *coef = (float4 *)workspace;
-    float *m_part = (float *)((char *)workspace + coef_bytes(a->k));
-    const int parts = parts_of(a->k, a->c);
-    const int64_t span = ((a->k + parts - 1) / parts + DEPTH - 1) / DEPTH * DEPTH;
-    const int64_t across = (a->c + TILE - 1) / TILE, down = (a->k + TILE - 1) / TILE;
-    const unsigned tiles = (unsigned)(across * down + parts * across * across);
-    const unsigned cols = (unsigned)((a->c + FINISH_COLS - 1) / FINISH_COLS);
+    between z;
+    (void)divide(&z, (char *)workspace, a->k, a->c);
+    const int64_t sides = parts(a->c, SIDE);
+    const unsigned tiles = (unsigned)(parts(a->k, ROWS) * parts(a->c, COLS));
+    const unsigned squares = (unsigned)(sides * (sides + 1) / 2);
+    if (a->first)
+        k_algbn_begin(s, header, state);
     k_by_type(a->type, [&](auto t) {
         using T = decltype(t);
-        k_algbn_rows<T><<<(unsigned)((a->k + 7) / 8), 256, 0, s>>>(*a, header, state, coef);
-        k_algbn_products<T><<<tiles, 128, 0, s>>>(*a, coef, m_part, span);
-        k_algbn_finish<T>
-            <<<cols, dim3(FINISH_COLS, FINISH_ROWS), 0, s>>>(*a, coef, m_part, parts, state);
+        constexpr int rows = row_slices<T>::BYTES * row_slices<T>::STAGES;
+        constexpr int both = side_slices<T>::BYTES * 2 * WARPS;
+        (void)cudaFuncSetAttribute(k_algbn_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   rows);
+        (void)cudaFuncSetAttribute(k_algbn_sides<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   both);
+        k_algbn_rows<T><<<tiles, THREADS, rows, s>>>(*a, z, state);
+        k_algbn_sides<T><<<squares, THREADS, both, s>>>(*a, z);
     });
 }
