@@ -5,6 +5,7 @@
 /* ---------------------------------------------------------------- merging */
 
 #define MERGE_THREADS 512
+#define MERGE_BLOCKS  512 /* as many as a large device takes at once */
 
 /* Σ over `parts` of [parts][n], 4 · X columns a block, in a fixed order. lower: of a symmetric matrix of so many columns
  * those on and below the diagonal, which the others are copies of; or 0. */
@@ -13,13 +14,16 @@ __device__ __forceinline__ void merge(const float *__restrict__ part, int parts,
                                       float *out, bool add, int64_t block, int lower)
 {
     constexpr int Y = MERGE_THREADS / X;
-    __shared__ double sm[Y][4 * X + 1];
+    __shared__ double sm[Y][4][X];
     const int x = (int)threadIdx.x % X, y = (int)threadIdx.x / X;
     const int64_t i = (block * X + x) * 4;
     const int row = lower ? (int)i / lower : 0, col = lower ? (int)i % lower : 0;
+    const bool there = i < n && col / 16 <= row / 16;
+    if (!__syncthreads_or(there))
+        return;
     double s[4] = {0, 0, 0, 0};
-    if (i < n && col / 16 <= row / 16)
-#pragma unroll 4
+    if (there)
+#pragma unroll 8
         for (int j = y; j < parts; j += Y) {
             const float4 v = __ldcs((const float4 *)(part + j * n + i));
             s[0] += v.x;
@@ -29,25 +33,32 @@ __device__ __forceinline__ void merge(const float *__restrict__ part, int parts,
         }
 #pragma unroll
     for (int q = 0; q < 4; q++)
-        sm[y][4 * x + q] = s[q];
+        sm[y][q][x] = s[q];
     __syncthreads();
 #pragma unroll
-    for (int half = Y / 2; half > 0; half /= 2) {
+    for (int half = Y / 2; half > 1; half /= 2) {
         if (y < half)
 #pragma unroll
             for (int q = 0; q < 4; q++)
-                sm[y][4 * x + q] += sm[y + half][4 * x + q];
+                sm[y][q][x] += sm[y + half][q][x];
         __syncthreads();
     }
-    if (y == 0 && i < n)
+    if (y > 0 || !there)
+        return;
 #pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const double v = sm[0][4 * x + q];
-            if (!lower)
-                out[i + q] = (float)(add ? out[i + q] + v : v);
-            else if (col + q <= row)
-                out[i + q] = out[(int64_t)(col + q) * lower + row] = (float)v;
-        }
+    for (int q = 0; q < 4; q++)
+        s[q] = sm[0][q][x] + sm[1][q][x];
+    if (!lower) {
+        float4 *to = (float4 *)(out + i);
+        const float4 old = add ? *to : make_float4(0, 0, 0, 0);
+        *to = make_float4((float)(old.x + s[0]), (float)(old.y + s[1]), (float)(old.z + s[2]),
+                          (float)(old.w + s[3]));
+        return;
+    }
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        if (col + q <= row)
+            out[i + q] = out[(int64_t)(col + q) * lower + row] = (float)s[q];
 }
 
 /* The first `columns` blocks merge the column sums, the rest p. */
@@ -68,12 +79,19 @@ template <int X> static void launch_merge(cudaStream_t s, const k_gram_merge_arg
     k_gram_merge_kernel<X><<<columns + p, MERGE_THREADS, 0, s>>>(*a, columns);
 }
 
+/* Few blocks where threads have much to add up, so that all begin at once and each has many loads on its way; narrow
+ * ones where there would be too few for a device. */
 void k_gram_merge(cudaStream_t s, const k_gram_merge_args *a)
 {
-    if (a->parts >= 64)
+    const int64_t columns = a->n / (4 * MERGE_BLOCKS);
+    if (columns <= 8)
         launch_merge<8>(s, a);
-    else if (a->parts >= 16)
+    else if (columns <= 16)
+        launch_merge<16>(s, a);
+    else if (columns <= 32)
         launch_merge<32>(s, a);
+    else if (columns <= 64)
+        launch_merge<64>(s, a);
     else
         launch_merge<128>(s, a);
 }
