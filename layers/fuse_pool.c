@@ -54,17 +54,16 @@ static dnri_op forward(const dnri_op *norm, const dnri_op *pool)
     return op;
 }
 
-static dnri_op backward(const dnri_op *pool_bwd, const dnri_op *norm_bwd)
+static dnri_op backward(const dnri_op *pool, const dnri_op *pool_bwd, const dnri_op *norm_bwd)
 {
     dnri_op op = *norm_bwd;
     memcpy(op.attr, pool_bwd->attr, sizeof op.attr);
     op.def = &dnri_def_norm_pool_bwd;
-    op.n_in = 7;
+    op.n_in = 9;
     op.in[1] = pool_bwd->in[1];
     op.in[2] = pool_bwd->in[0];
     op.in[3] = DNRI_NONE;
-    op.in[5] = norm_bwd->in[B_MEAN];
-    op.in[6] = norm_bwd->in[B_INVSTD];
+    op.in[8] = pool->out[0];
     op.n_out = 3;
     return op;
 }
@@ -85,7 +84,8 @@ dnr_status dnri_fuse_norm_pool(dnr_graph *g)
             if (k == m.pool)
                 ops[left++] = forward(dnri_graph_op_c(g, m.norm), dnri_graph_op_c(g, k));
             else if (k == m.norm_bwd)
-                ops[left++] = backward(dnri_graph_op_c(g, m.pool_bwd), dnri_graph_op_c(g, k));
+                ops[left++] = backward(dnri_graph_op_c(g, m.pool), dnri_graph_op_c(g, m.pool_bwd),
+                                       dnri_graph_op_c(g, k));
             else if (k != m.norm && k != m.pool_bwd)
                 ops[left++] = *dnri_graph_op_c(g, k);
         dnri_graph_replace_ops(g, ops, left);

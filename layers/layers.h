@@ -161,8 +161,9 @@ extern const dnri_op_def dnri_def_global_pool, dnri_def_global_pool_bwd;
  * norm_pool.train in {x, gamma, beta, running_mean, running_var, sum?, sqsum?} out {y, index, mean, invstd}:
  *                 norm.train, then max_pool.fprop with attr.positive
  * norm_pool.apply in {x, gamma, beta, mean, invstd} out {y, index}: the recompute clone
- * norm_pool.bwd   in {x, index, dy, dy2?, gamma, mean, invstd} out {dx, dgamma, dbeta}: max_pool.bwd of dy + dy2,
- *                 then norm.bwd without a mask, since the index has it; attr: dnri_pool_attr */
+ * norm_pool.bwd   in {x, index, dy, dy2?, gamma, beta, mean, invstd, y} out {dx, dgamma, dbeta}: max_pool.bwd of
+ *                 dy + dy2, then norm.bwd without a mask, since the index has it; attr: dnri_pool_attr. The norm of
+ *                 what a window's index names is y, of which a back end may make dgamma */
 typedef struct dnri_norm_pool_attr {
     dnri_norm_attr norm;
     dnri_pool_attr pool;

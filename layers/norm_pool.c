@@ -4,7 +4,7 @@
 
 enum { X, GAMMA, BETA, MEAN, VAR, N_IN, SUM = N_IN, SQSUM };
 enum { Y, INDEX, OUT_MEAN, OUT_INVSTD, N_OUT };
-enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_MEAN, B_INVSTD, N_BWD_IN };
+enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD, B_Y, N_BWD_IN };
 enum { B_DX, B_DGAMMA, B_DBETA, N_BWD_OUT };
 
 static const dnri_norm_pool_attr *attr_of(const dnri_op *op)
@@ -94,15 +94,16 @@ static dnr_status bwd_infer(dnr_graph *g, dnri_op *op)
     if (op->in[B_DY2] >= 0)
         DNR_TRY(dnri_want(g, op, B_DY2, "dy2", y));
     DNR_TRY(dnri_want(g, op, B_GAMMA, "weight", vector));
+    DNR_TRY(dnri_want(g, op, B_BETA, "bias", vector));
     DNR_TRY(dnri_want(g, op, B_MEAN, "mean", vector));
     DNR_TRY(dnri_want(g, op, B_INVSTD, "invstd", vector));
+    DNR_TRY(dnri_want(g, op, B_Y, "y", y));
     DNR_TRY(dnri_out(g, op, B_DX, x, "dx"));
     DNR_TRY(dnri_out(g, op, B_DGAMMA, vector, "dgamma"));
     return dnri_out(g, op, B_DBETA, vector, "dbeta");
 }
 
-/* [dy + dy2, then] max_pool.bwd, whose index masks, then norm.bwd, which so needs no y. It reads no beta
- * either, but wants one: any vector will do. */
+/* [dy + dy2, then] max_pool.bwd, whose index masks, then norm.bwd, which so needs no y. */
 static dnr_status bwd_expand(dnr_graph *g, const dnri_op *from)
 {
     const dnri_op op = *from;
@@ -118,7 +119,7 @@ static dnr_status bwd_expand(dnr_graph *g, const dnri_op *from)
     DNR_TRY(dnri_emit(g, &dnri_def_max_pool_bwd, op.name, op.attr, sizeof(dnri_pool_attr), 2,
                       (dnr_tid[]){dy, op.in[B_INDEX]}, 1, &dz));
     const dnr_tid in[] = {op.in[B_X],    DNRI_NONE,      dz,
-                          DNRI_NONE,     op.in[B_GAMMA], op.in[B_GAMMA],
+                          DNRI_NONE,     op.in[B_GAMMA], op.in[B_BETA],
                           op.in[B_MEAN], op.in[B_INVSTD]};
     return dnri_emit(g, &dnri_def_norm_bwd, op.name, &plain, sizeof plain, 8, in, 4, out);
 }

@@ -188,7 +188,7 @@ static void test_limits(void **state)
     }
 }
 
-/* y of the norm was alive up to its backward op. */
+/* y of the norm was alive up to its backward op; that of the pool is, a quarter of it. */
 static void test_saves_memory(void **state)
 {
     size_t bytes[2];
@@ -201,7 +201,7 @@ static void test_saves_memory(void **state)
         bytes[fused] = dnri_plan_activations(t.r.plan);
         rig_close(&t.r);
     }
-    assert_true(bytes[1] + N * SIDE * SIDE * C * sizeof(double) <= bytes[0]);
+    assert_true(bytes[1] + N * SIDE * SIDE * C * sizeof(double) * 3 / 4 <= bytes[0]);
 }
 
 static void test_clone(void **state)

@@ -109,7 +109,7 @@ size_t k_norm_pool_bwd_workspace(const k_pool_args *g);
 /* y [n,p,q,c] from x [n,h,w,c], mean and invstd; these and the running statistics from sum and sqsum where they are
  * there */
 void k_norm_pool_apply(cudaStream_t s, const k_norm_args *a, const k_pool_args *g, uint8_t *index);
-/* a->dy and a->dy2: of the pooled y; a->dx of x */
+/* a->y, a->dy and a->dy2: of windows; a->x and a->dx: of pixels */
 void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args *g,
                      const uint8_t *index, void *workspace);
 

@@ -118,6 +118,43 @@ __device__ __forceinline__ void put_y(const k_norm_args &a, T *y, int64_t at, k_
         }
 }
 
+/* part ← [block][SUMS][c]: s of all threads of a block that share channels, added up in pairs. All threads call it. */
+template <int N, int SUMS>
+__device__ __forceinline__ void put_sums(const k_tile &t, float (&s)[SUMS][N],
+                                         float *__restrict__ part)
+{
+    __shared__ float sm[SUMS][N][SUM_THREADS];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sm[i][j][threadIdx.x] = s[i][j];
+    __syncthreads();
+    for (int left = t.groups; left > 1;) { /* groups t.group and t.group + half merge */
+        int half = (left + 1) / 2;
+        if (!t.idle() && t.group < left - half) {
+#pragma unroll
+            for (int i = 0; i < SUMS; i++)
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    sm[i][j][threadIdx.x] += sm[i][j][threadIdx.x + half * t.cols];
+        }
+        left = half;
+        __syncthreads();
+    }
+    if (!t.idle() && t.group == 0) {
+        int64_t c = (int64_t)t.vecs * N;
+        float *o = part + (int64_t)blockIdx.x * SUMS * c + (int64_t)t.col * N;
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                s[i][j] = sm[i][j][threadIdx.x];
+            k_put_floats(o + i * c, s[i]);
+        }
+    }
+}
+
 template <class T, int N> static dim3 sum_grid(int sms, int64_t rows, int64_t c)
 {
     return k_tile_grid(rows, c / N, SUM_THREADS, UNROLL, sms);

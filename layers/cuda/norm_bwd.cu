@@ -8,7 +8,6 @@ __global__ void __launch_bounds__(SUM_THREADS)
     k_norm_bwd_sums(k_norm_bwd_args a, int vecs, float *__restrict__ part)
 {
     constexpr int U = X && (TWO || MASK == MASK_Y) ? 2 : UNROLL, SUMS = X ? 2 : 1;
-    __shared__ float sm[SUMS][N][SUM_THREADS];
     const k_tile t(vecs, SUM_THREADS);
     bwd_channels<T, N, MASK, TWO, X> ch;
     float s[SUMS][N];
@@ -49,35 +48,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
                 }
         }
     }
-#pragma unroll
-    for (int i = 0; i < SUMS; i++)
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            sm[i][j][threadIdx.x] = s[i][j];
-    __syncthreads();
-    for (int left = t.groups; left > 1;) {
-        int half = (left + 1) / 2;
-        if (!t.idle() && t.group < left - half) {
-#pragma unroll
-            for (int i = 0; i < SUMS; i++)
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    sm[i][j][threadIdx.x] += sm[i][j][threadIdx.x + half * t.cols];
-        }
-        left = half;
-        __syncthreads();
-    }
-    if (!t.idle() && t.group == 0) {
-        int64_t c = (int64_t)vecs * N;
-        float *o = part + (int64_t)blockIdx.x * SUMS * c + (int64_t)t.col * N;
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) {
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                s[i][j] = sm[i][j][threadIdx.x];
-            k_put_floats(o + i * c, s[i]);
-        }
-    }
+    put_sums<N>(t, s, part);
 }
 
 /* dgamma may be NULL: then part has Σ dz alone; sum and dot, too */

@@ -8,7 +8,7 @@
 
 enum { X, GAMMA, BETA, MEAN, VAR, SUM, SQSUM };
 enum { Y, INDEX, OUT_MEAN, OUT_INVSTD };
-enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_MEAN, B_INVSTD };
+enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD, B_Y };
 
 static k_pool_args geometry(const dnri_cuda *d, const dnri_pool_attr *a, const dnr_desc *x,
                             const dnr_desc *y)
@@ -68,9 +68,11 @@ static dnr_status run_bwd(dnri_cuda_op *s)
                                .rows = rows_of(&s->in[B_X]),
                                .c = g.c,
                                .x = s->at.in[B_X],
+                               .y = s->at.in[B_Y],
                                .dy = s->at.in[B_DY],
                                .dy2 = s->at.in[B_DY2],
                                .gamma = s->at.in[B_GAMMA],
+                               .beta = s->at.in[B_BETA],
                                .mean = s->at.in[B_MEAN],
                                .invstd = s->at.in[B_INVSTD],
                                .dx = s->at.out[0],

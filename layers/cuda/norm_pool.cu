@@ -1,254 +1,204 @@
-/* norm_pool.cu: batch norm, ReLU and max pool in one pass, and their gradients, for windows of 3x3 at every second
- * pixel, padded by 1, over even sides: the stem's. What lies between norm and pool exists in registers only. */
-#include "norm.cuh"
+/* norm_pool.cu: batch norm, ReLU and max pool in one pass: the stem's. What lies between norm and pool exists in
+ * registers only. */
+#include "norm_pool.cuh"
 
-#define THREADS 256
-/* Blocks of a multiprocessor: a thread has nine (forward) or twelve (backward) loads in flight. */
-#define PER_SM 2
-#define NONE   255 /* an index that names no pixel */
+/* Blocks of a multiprocessor: a thread has six loads in flight. */
+#define PER_SM 8
 
-/* Row r of [n·p·q] as picture and window; fewer than 2^31 rows. */
-struct window {
-    unsigned n, p, q;
-    __device__ window(int64_t r, const k_pool_args &g)
+/* 16 bytes of a tensor as they lie in registers: words of two values of 16 bits, or of one float, that are multiplied
+ * and compared together. What counts them has lanes of as many bits. */
+#define WORDS 4
+template <class T> struct word;
+template <> struct word<float> {
+    static constexpr unsigned lowest = 0xff800000u, ones = 1;
+    static __device__ unsigned times(unsigned a, unsigned b)
     {
-        unsigned rest = (unsigned)r / (unsigned)g.q;
-        q = (unsigned)r % (unsigned)g.q;
-        p = rest % (unsigned)g.p;
-        n = rest / (unsigned)g.p;
+        return __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
+    }
+    static __device__ unsigned larger(unsigned a, unsigned b) /* NaN where one is */
+    {
+        unsigned r;
+        asm("max.NaN.f32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+        return r;
+    }
+    static __device__ unsigned is_larger(unsigned a, unsigned b) /* all bits of a lane, or none */
+    {
+        return __uint_as_float(a) > __uint_as_float(b) ? ~0u : 0u;
     }
 };
-__device__ __forceinline__ int64_t offset(unsigned n, unsigned i, unsigned j, int rows, int cols)
+template <class T, class PAIR> struct word_of_pairs {
+    static constexpr unsigned ones = 0x10001u;
+    static __device__ PAIR pair(unsigned a)
+    {
+        return *(PAIR *)&a;
+    }
+    static __device__ unsigned bits(PAIR a)
+    {
+        return *(unsigned *)&a;
+    }
+    static __device__ unsigned times(unsigned a, unsigned b)
+    {
+        return bits(__hmul2(pair(a), pair(b)));
+    }
+    static __device__ unsigned larger(unsigned a, unsigned b)
+    {
+        return bits(__hmax2_nan(pair(a), pair(b)));
+    }
+    static __device__ unsigned is_larger(unsigned a, unsigned b)
+    {
+        return __hgt2_mask(pair(a), pair(b));
+    }
+};
+template <> struct word<__half> : word_of_pairs<__half, __half2> {
+    static constexpr unsigned lowest = 0xfc00fc00u;
+};
+template <> struct word<__nv_bfloat16> : word_of_pairs<__nv_bfloat16, __nv_bfloat162> {
+    static constexpr unsigned lowest = 0xff80ff80u;
+};
+
+/* The lanes of four words as bytes */
+__device__ __forceinline__ void put_bytes(uint8_t *p, const unsigned (&at)[WORDS], k_width<8>)
 {
-    return ((int64_t)n * rows + i) * cols + j;
+    *(uint2 *)p = make_uint2(__byte_perm(at[0], at[1], 0x6420), __byte_perm(at[2], at[3], 0x6420));
+}
+__device__ __forceinline__ void put_bytes(uint8_t *p, const unsigned (&at)[WORDS], k_width<4>)
+{
+    *(unsigned *)p =
+        __byte_perm(__byte_perm(at[0], at[1], 0x0040), __byte_perm(at[2], at[3], 0x0040), 0x5410);
 }
 
-__device__ __forceinline__ float max_or_nan(float a, float b)
+/* The largest value so far, and the pixel that has it: the first of equal ones. */
+template <class T> struct best {
+    unsigned v[WORDS], at[WORDS];
+    __device__ void none()
+    {
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            v[i] = word<T>::lowest;
+            at[i] = 0;
+        }
+    }
+    /* Pixels of the window's row e; `left`: it has a first column, else the second stands there too. */
+    template <int N>
+    __device__ void row(int e, const k_vec<T, N> (&x)[3], const unsigned (&sign)[WORDS], bool left)
+    {
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            v[i] = word<T>::times(((const unsigned *)&x[0])[i], sign[i]);
+            at[i] = (unsigned)(left ? e * 3 : e * 3 + 1) * word<T>::ones;
+#pragma unroll
+            for (int f = 1; f < 3; f++)
+                take(i, word<T>::times(((const unsigned *)&x[f])[i], sign[i]),
+                     (unsigned)(e * 3 + f) * word<T>::ones);
+        }
+    }
+    __device__ void take(int i, unsigned other, unsigned other_at)
+    {
+        const unsigned mask = word<T>::is_larger(other, v[i]);
+        at[i] = (other_at & mask) | (at[i] & ~mask);
+        v[i] = word<T>::larger(v[i], other);
+    }
+};
+
+template <class T, int N>
+__device__ __forceinline__ void load_row(const T *x, int left, int right, k_vec<T, N> (&v)[3])
 {
-    float r;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
+    v[0] = k_load<T, N>(x - left);
+    v[1] = k_load<T, N>(x);
+    v[2] = k_load<T, N>(x + right);
+}
+
+/* k_relu_value in one instruction */
+__device__ __forceinline__ float relu_value(float v)
+{
+    return __uint_as_float(word<float>::larger(__float_as_uint(v), 0));
 }
 
 /* y is monotonic in x: rising or falling with the sign of gamma, constant where that is 0. So the maximum is taken
- * of sign · x, which is exact, and only the winner is normalised; equal x tie, as in exact arithmetic. */
+ * of sign · x, which is exact, and only the winner is normalised; equal x tie, as in exact arithmetic.
+ *
+ * Each row of pixels gives its maxima of three once, and a window is the maximum of three rows'. */
 template <class T, int N>
 __global__ void __launch_bounds__(THREADS, PER_SM)
-    k_norm_pool_kernel(k_norm_args a, k_pool_args g, int vecs, const T *__restrict__ x,
+    k_norm_pool_kernel(k_norm_args a, k_pool_args g, int vecs, strips s, const T *__restrict__ x,
                        T *__restrict__ y, uint8_t *__restrict__ index)
 {
+    extern __shared__ float of_channels[]; /* sign · mean, |scale|, beta, sign */
     const k_tile t(vecs, THREADS);
-    if (t.idle())
+    const column o(t, g, s);
+    const int pixel = vecs * N, line = g.w * pixel, windows = g.q * pixel;
+    const int left = o.q > 0 ? pixel : 0;
+    k_vec<T, N> v[2][3];
+    /* pixel (2p + 1, 2q), and window (p, q), of the last p */
+    x += offset(o.n, 2 * o.end - 1, 2 * o.q, g.h, g.w) * pixel + t.col * N;
+    int64_t at = offset(o.n, o.end - 1, o.q, g.p, g.q) * pixel + t.col * N;
+    if (o.any)
+        load_row<T, N>(x, left, pixel, v[0]);
+    const int first = (int)blockIdx.y * THREADS * N;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < t.cols * N; i += THREADS) {
+        const int c = first + i;
+        float mean[1], invstd[1];
+        if (a.sum) {
+            k_tile one = t;
+            one.col = c;
+            one.row = blockIdx.x;
+            from_sums<1>(a, one, mean, invstd);
+        } else {
+            mean[0] = a.mean[c];
+            invstd[0] = a.invstd[c];
+        }
+        const float scale = a.gamma[c] * invstd[0];
+        const float sign = scale > 0 ? 1 : scale < 0 ? -1 : scale; /* 0 or NaN */
+        float *to = of_channels + i / N * APART<N> + i % N;
+        to[0] = sign * mean[0];
+        to[N] = fabsf(scale);
+        to[2 * N] = a.beta[c];
+        to[3 * N] = sign;
+    }
+    __syncthreads();
+    if (!o.any)
         return;
-    float mean[N], scale[N], beta[N], sign[N];
-    if (a.sum) {
-        from_sums(a, t, mean, sign);
-    } else {
-        k_get_floats(a.mean + t.col * N, mean);
-        k_get_floats(a.invstd + t.col * N, sign);
+    const float *mine = of_channels + (t.col - (int)blockIdx.y * THREADS) * APART<N>;
+    unsigned sign[WORDS];
+    {
+        float f[N];
+        k_get_floats(mine + 3 * N, f);
+        k_pack(f, *(k_vec<T, N> *)sign);
     }
-    k_get_floats(a.gamma + t.col * N, scale);
-    k_get_floats(a.beta + t.col * N, beta);
+    best<T> below;
+    below.row(0, v[0], sign, left);
+    for (int p = o.end - 1; p >= o.top; p--, x -= 2 * line, at -= windows) {
+        load_row<T, N>(p > 0 ? x - 2 * line : x - line, left, pixel, v[0]);
+        load_row<T, N>(x - line, left, pixel, v[1]);
+        best<T> top, middle, window;
+        top.row(0, v[0], sign, left);
+        if (p == 0)
+            top.none();
+        middle.row(1, v[1], sign, left);
+        window = top;
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        scale[j] *= sign[j];
-        sign[j] = scale[j] > 0 ? 1 : scale[j] < 0 ? -1 : scale[j]; /* 0 or NaN */
-    }
-    int64_t rows = (int64_t)g.n * g.p * g.q;
-    for (int64_t r = t.row; r < rows; r += t.stride) {
-        const window o(r, g);
-        k_vec<T, N> v[3][3];
-#pragma unroll
-        for (int e = 0; e < 3; e++)
-#pragma unroll
-            for (int f = 0; f < 3; f++) /* only the first row and column can lie in the padding */
-                if ((e || o.p) && (f || o.q))
-                    v[e][f] = k_load<T, N>(
-                        x +
-                        (offset(o.n, 2 * o.p + e - 1, 2 * o.q + f - 1, g.h, g.w) * vecs + t.col) *
-                            N);
-        float best[N];
-        int at[N];
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            best[j] = -INFINITY;
-            at[j] = NONE;
+        for (int i = 0; i < WORDS; i++) {
+            window.take(i, middle.v[i], middle.at[i]);
+            window.take(i, below.v[i], below.at[i] + 6 * word<T>::ones);
         }
-#pragma unroll
-        for (int e = 0; e < 3; e++)
-#pragma unroll
-            for (int f = 0; f < 3; f++)
-                if ((e || o.p) && (f || o.q)) {
-                    float key[N];
-                    k_unpack(v[e][f], key);
-#pragma unroll
-                    for (int j = 0; j < N; j++) {
-                        key[j] *= sign[j];
-                        at[j] = key[j] > best[j] ? e * 3 + f : at[j];
-                        best[j] = max_or_nan(best[j], key[j]);
-                    }
-                }
+        below = top;
+        float f[N], m[N], scale[N], beta[N];
         k_vec<T, N> out;
-        k_vec<uint8_t, N> where;
+        k_unpack(*(k_vec<T, N> *)window.v, f);
+        k_get_floats(mine, m);
+        k_get_floats(mine + N, scale);
+        k_get_floats(mine + 2 * N, beta);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            best[j] = k_relu_value(__fmaf_rn(best[j] * sign[j] - mean[j], scale[j], beta[j]));
-            where.v[j] = (uint8_t)(best[j] > k_type<T>::vanish ? at[j] : NONE);
-        }
-        k_pack(best, out);
-        k_put(y + (r * vecs + t.col) * N, out);
-        *(k_vec<uint8_t, N> *)(index + (r * vecs + t.col) * N) = where;
+        for (int j = 0; j < N; j++)
+            f[j] = relu_value(__fmaf_rn(f[j] - m[j], scale[j], beta[j]));
+        k_pack(f, out);
+        k_put(y + at, out);
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            window.at[i] |= ~word<T>::is_larger(((const unsigned *)&out)[i], 0);
+        put_bytes(index + at, window.at, k_width<N>());
     }
-}
-
-/* A thread has the 2x2 pixels at (2p, 2q), which four windows cover. dz of a pixel is the sum of dy over those
- * windows whose index names it. Twice over the same inputs: APPLY false: part ← [block][Σ dz, Σ dz·(x − mean)][c];
- * true: dx = gamma · invstd · (dz − dbeta/M − (x − mean) · invstd · dgamma/M). */
-template <class T, int N, bool TWO, bool APPLY>
-__global__ void __launch_bounds__(THREADS, PER_SM)
-    k_norm_pool_bwd_kernel(k_norm_bwd_args a, k_pool_args g, int vecs,
-                           const uint8_t *__restrict__ index, float *__restrict__ part)
-{
-    const k_tile t(vecs, THREADS);
-    const T *x = (const T *)a.x, *dy = (const T *)a.dy, *dy2 = (const T *)a.dy2;
-    float mean[N], s1[N], s2[N]; /* the sums; for APPLY dbeta/M and invstd · dgamma/M */
-    float scale[N];
-#pragma unroll
-    for (int j = 0; j < N; j++)
-        s1[j] = s2[j] = 0;
-    if (!t.idle()) {
-        k_get_floats(a.mean + t.col * N, mean);
-        if (APPLY) {
-            float invstd[N], over_m = 1.0f / (float)a.rows;
-            k_get_floats(a.gamma + t.col * N, scale);
-            k_get_floats(a.invstd + t.col * N, invstd);
-            k_get_floats(a.dbeta + t.col * N, s1);
-            k_get_floats(a.dgamma + t.col * N, s2);
-#pragma unroll
-            for (int j = 0; j < N; j++) {
-                scale[j] *= invstd[j];
-                s1[j] *= over_m;
-                s2[j] *= invstd[j] * over_m;
-            }
-        }
-    }
-    int64_t rows = t.idle() ? 0 : (int64_t)g.n * g.p * g.q;
-    for (int64_t r = t.row; r < rows; r += t.stride) {
-        const window o(r, g);
-        k_vec<T, N> v[2][2], d[2][2], d2[2][2];
-        k_vec<uint8_t, N> k[2][2];
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-#pragma unroll
-            for (int f = 0; f < 2; f++) { /* pixel (2p + e, 2q + f), window (p + e, q + f) */
-                const T *px =
-                    x + (offset(o.n, 2 * o.p + e, 2 * o.q + f, g.h, g.w) * vecs + t.col) * N;
-                v[e][f] = APPLY ? k_load_last<T, N>(px) : k_load<T, N>(px);
-                bool there = (!e || (int)o.p + 1 < g.p) && (!f || (int)o.q + 1 < g.q);
-                int64_t at = ((there ? r + e * g.q + f : r) * vecs + t.col) * N;
-                d[e][f] = k_load<T, N>(dy + at);
-                if (TWO)
-                    d2[e][f] = k_load<T, N>(dy2 + at);
-                k[e][f] = *(const k_vec<uint8_t, N> *)(index + at);
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    k[e][f].v[j] = there ? k[e][f].v[j] : NONE;
-            }
-        float dz[2][2][N];
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-#pragma unroll
-            for (int f = 0; f < 2; f++)
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    dz[e][f][j] = 0;
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-#pragma unroll
-            for (int f = 0; f < 2; f++) {
-                float w[N];
-                k_unpack(d[e][f], w);
-                if (TWO) {
-                    float w2[N];
-                    k_unpack(d2[e][f], w2);
-#pragma unroll
-                    for (int j = 0; j < N; j++)
-                        w[j] += w2[j];
-                }
-#pragma unroll
-                for (int i = e; i < 2; i++)
-#pragma unroll
-                    for (int l = f; l < 2;
-                         l++) { /* window (p + e, q + f) has pixel (2p + i, 2q + l) */
-                        const int me = (i + 1 - 2 * e) * 3 + (l + 1 - 2 * f);
-#pragma unroll
-                        for (int j = 0; j < N; j++)
-                            dz[i][l][j] += k[e][f].v[j] == me ? w[j] : 0;
-                    }
-            }
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-#pragma unroll
-            for (int f = 0; f < 2; f++) {
-                float xc[N];
-                k_unpack(v[e][f], xc);
-#pragma unroll
-                for (int j = 0; j < N; j++) {
-                    xc[j] -= mean[j];
-                    if (APPLY) {
-                        dz[e][f][j] = scale[j] * (dz[e][f][j] - s1[j] - xc[j] * s2[j]);
-                    } else {
-                        s1[j] += dz[e][f][j];
-                        s2[j] += dz[e][f][j] * xc[j];
-                    }
-                }
-                if (APPLY) {
-                    k_vec<T, N> out;
-                    k_pack(dz[e][f], out);
-                    k_put((T *)a.dx +
-                              (offset(o.n, 2 * o.p + e, 2 * o.q + f, g.h, g.w) * vecs + t.col) * N,
-                          out);
-                }
-            }
-    }
-    if constexpr (!APPLY) {
-        __shared__ float sm[2][N][THREADS];
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            sm[0][j][threadIdx.x] = s1[j];
-            sm[1][j][threadIdx.x] = s2[j];
-        }
-        __syncthreads();
-        for (int left = t.groups; left > 1;) { /* groups t.group and t.group + half merge */
-            int half = (left + 1) / 2;
-            if (!t.idle() && t.group < left - half) {
-#pragma unroll
-                for (int j = 0; j < N; j++) {
-                    sm[0][j][threadIdx.x] += sm[0][j][threadIdx.x + half * t.cols];
-                    sm[1][j][threadIdx.x] += sm[1][j][threadIdx.x + half * t.cols];
-                }
-            }
-            left = half;
-            __syncthreads();
-        }
-        if (!t.idle() && t.group == 0) {
-            float *o = part + ((int64_t)blockIdx.x * 2 * vecs + t.col) * N;
-#pragma unroll
-            for (int j = 0; j < N; j++) {
-                s1[j] = sm[0][j][threadIdx.x];
-                s2[j] = sm[1][j][threadIdx.x];
-            }
-            k_put_floats(o, s1);
-            k_put_floats(o + vecs * N, s2);
-        }
-    }
-}
-
-/* ---------------------------------------------------------------- launches */
-
-static dim3 grid_of(const k_pool_args *g, int vecs)
-{
-    return k_tile_grid((int64_t)g->n * g->p * g->q, vecs, THREADS, 1, PER_SM * g->sms);
 }
 
 bool k_norm_pool_takes(const k_pool_args *g)
@@ -258,42 +208,15 @@ bool k_norm_pool_takes(const k_pool_args *g)
            g->w == 2 * g->q && g->c % wide == 0 && (int64_t)g->n * g->p * g->q < (1u << 31);
 }
 
-size_t k_norm_pool_bwd_workspace(const k_pool_args *g)
-{
-    return (size_t)PER_SM * (size_t)g->sms * 2 * (size_t)g->c * sizeof(float);
-}
-
 void k_norm_pool_apply(cudaStream_t s, const k_norm_args *a, const k_pool_args *g, uint8_t *index)
 {
     k_by_type(g->type, [&](auto t) {
         using T = decltype(t);
         constexpr int N = k_type<T>::wide;
-        int vecs = g->c / N;
+        const int vecs = g->c / N;
+        const strips strip = strips_of(g, vecs, PER_SM);
         k_norm_pool_kernel<T, N>
-            <<<grid_of(g, vecs), THREADS, 0, s>>>(*a, *g, vecs, (const T *)a->x, (T *)a->y, index);
-    });
-}
-
-template <class T, bool TWO>
-static void launch_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args *g,
-                       const uint8_t *index, float *part)
-{
-    constexpr int N = k_type<T>::wide;
-    int vecs = g->c / N;
-    dim3 grid = grid_of(g, vecs);
-    k_norm_pool_bwd_kernel<T, N, TWO, false><<<grid, THREADS, 0, s>>>(*a, *g, vecs, index, part);
-    k_norm_bwd_merge(s, part, (int)grid.x, g->c, a->invstd, a->dgamma, a->dbeta);
-    k_norm_pool_bwd_kernel<T, N, TWO, true><<<grid, THREADS, 0, s>>>(*a, *g, vecs, index, NULL);
-}
-
-void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args *g,
-                     const uint8_t *index, void *workspace)
-{
-    k_by_type(g->type, [&](auto t) {
-        using T = decltype(t);
-        if (a->dy2)
-            launch_bwd<T, true>(s, a, g, index, (float *)workspace);
-        else
-            launch_bwd<T, false>(s, a, g, index, (float *)workspace);
+            <<<strips_grid(g, vecs, strip), THREADS, channels_bytes<N>(vecs), s>>>(
+                *a, *g, vecs, strip, (const T *)a->x, (T *)a->y, index);
     });
 }

@@ -5,7 +5,7 @@
 
 enum { X, GAMMA, BETA, MEAN, VAR, SUM, SQSUM };
 enum { Y, INDEX, OUT_MEAN, OUT_INVSTD };
-enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_MEAN, B_INVSTD };
+enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD };
 
 /* Offset in x of pixel t of window i = (n, p, q), channel 0; −1 in the padding, and for a t that names none. */
 static int64_t tap(const dnri_pool_attr *a, const dnr_desc *y, int64_t i, int64_t t)
