@@ -5,30 +5,13 @@
  * deviations, where fp32 has lost x itself. Slices add up in their order, so equal runs give equal bits. */
 #include "../../runtime/cpu/kernel.h"
 #include "../layers.h"
+#include "norm.h"
 
 #include <math.h>
 
 enum { ROWS = 4 }; /* rows added together between two visits of the accumulators */
 
-typedef struct norm {
-    dnri_binding b;
-    int64_t m, c;     /* rows, channels */
-    int64_t all_rows; /* of all ranks */
-    bool bf16, relu, residual, dy2;
-    int slices;
-    double eps, momentum;
-    /* what the slices read; the same for all norm.* */
-    const void *x, *res;
-    void *y;
-    const float *mean;
-    float *factor;     /* [c] gamma · invstd */
-    const float *beta; /* [c] */
-    /* norm.bwd */
-    const void *dy, *dy2_in;
-    void *dx, *dres;
-    float *offset, *slope; /* [c]: dx = factor · (dz − offset − (x − mean) · slope) */
-    double *sums;          /* [slices][2][c] */
-} norm;
+typedef dnri_norm norm;
 
 static size_t sums_bytes(const norm *s)
 {
@@ -79,27 +62,35 @@ static void set_factor(const norm *s, const float *gamma, const float *invstd)
 
 /* ---- y = act((x − mean) · factor + beta + residual) */
 
-DNRI_INLINE void normalise(void *ctx, int slice, int64_t begin, int64_t end, bool bf16)
+DNRI_INLINE void normalise_with(const norm *s, int64_t begin, int64_t end, bool relu, bool bf16)
 {
-    const norm *s = ctx;
     const int64_t c = s->c;
     const float *mean = s->mean, *factor = s->factor, *beta = s->beta;
     const void *x = s->x, *res = s->res;
     void *y = s->y;
-    const bool relu = s->relu;
     if (res)
         for (int64_t r = begin * c; r < end * c; r += c)
             DNRI_EACH (j, 0, c) {
                 float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
                 v += dnri_ld(res, r + j, bf16);
-                dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16); /* NaN passes */
+                dnri_st(y, r + j, relu ? dnri_keep_if(!(v < 0), v) : v, bf16); /* NaN passes */
             }
     else
         for (int64_t r = begin * c; r < end * c; r += c)
             DNRI_EACH (j, 0, c) {
                 float v = (dnri_ld(x, r + j, bf16) - mean[j]) * factor[j] + beta[j];
-                dnri_st(y, r + j, relu && v < 0 ? 0 : v, bf16);
+                dnri_st(y, r + j, relu ? dnri_keep_if(!(v < 0), v) : v, bf16);
             }
+}
+
+/* Options become constants, so that each case gets a loop without branches. */
+DNRI_INLINE void normalise(void *ctx, int slice, int64_t begin, int64_t end, bool bf16)
+{
+    const norm *s = ctx;
+    if (s->relu)
+        normalise_with(s, begin, end, true, bf16);
+    else
+        normalise_with(s, begin, end, false, bf16);
 }
 DNRI_KERNEL(normalise);
 
@@ -119,13 +110,13 @@ static void set_statistics(const norm *s, int64_t j, int64_t rows, double sum, d
 static void normalise_all(norm *s, const float *invstd)
 {
     set_factor(s, s->b.in[1], invstd);
-    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    dnri_slices(s->slices, s->m, s->passes.normalise, s);
 }
 
 static dnr_status train_run(void *ctx)
 {
     norm *s = ctx;
-    dnri_slices(s->slices, s->m, moments_k[s->bf16], s);
+    dnri_slices(s->slices, s->m, s->passes.moments, s);
     for (int64_t j = 0; j < s->c; j++) {
         double sum, square;
         total(s, j, &sum, &square);
@@ -141,7 +132,7 @@ static dnr_status sums_run(void *ctx)
 {
     norm *s = ctx;
     float *sum = s->b.out[0], *sqsum = s->b.out[1];
-    dnri_slices(s->slices, s->m, moments_k[s->bf16], s);
+    dnri_slices(s->slices, s->m, s->passes.moments, s);
     for (int64_t j = 0; j < s->c; j++) {
         double a, b;
         total(s, j, &a, &b);
@@ -174,7 +165,7 @@ static dnr_status eval_run(void *ctx)
     const float *gamma = s->b.in[1], *var = s->b.in[5];
     for (int64_t j = 0; j < s->c; j++)
         s->factor[j] = (float)((double)gamma[j] / sqrt((double)var[j] + s->eps));
-    dnri_slices(s->slices, s->m, normalise_k[s->bf16], s);
+    dnri_slices(s->slices, s->m, s->passes.normalise, s);
     return DNR_OK;
 }
 
@@ -253,7 +244,6 @@ DNRI_INLINE void dx_with(const norm *s, int64_t begin, int64_t end, bool relu, b
         }
 }
 
-/* Options become constants, so that each case gets a loop without branches. */
 #define DNRI_PICK(relu, dy2, CALL)                                                                 \
     do {                                                                                           \
         if ((relu) && (dy2))                                                                       \
@@ -296,9 +286,10 @@ DNRI_KERNEL(bwd_dx);
 static dnr_status bwd_run(void *ctx)
 {
     norm *s = ctx;
-    const float *gamma = s->b.in[4], *invstd = s->b.in[7];
+    const float *invstd = s->b.in[7];
     float *dgamma = s->b.out[1], *dbeta = s->b.out[2];
-    dnri_slices(s->slices, s->m, bwd_sums_k[s->bf16], s);
+    set_factor(s, s->b.in[4], invstd);
+    dnri_slices(s->slices, s->m, s->passes.bwd_sums, s);
     for (int64_t j = 0; j < s->c; j++) {
         double sum, dot, inv = (double)invstd[j], m = (double)s->m;
         total(s, j, &sum, &dot);
@@ -307,8 +298,7 @@ static dnr_status bwd_run(void *ctx)
         s->offset[j] = (float)(sum / m);
         s->slope[j] = (float)(dot * inv * inv / m);
     }
-    set_factor(s, gamma, invstd);
-    dnri_slices(s->slices, s->m, bwd_dx_k[s->bf16], s);
+    dnri_slices(s->slices, s->m, s->passes.bwd_dx, s);
     return DNR_OK;
 }
 
@@ -320,7 +310,8 @@ static dnr_status bwd_sums_run(void *ctx)
     const float *invstd = s->b.in[7];
     float *dgamma = s->b.out[0], *dbeta = s->b.out[1], *all_sum = s->b.out[2],
           *all_dot = s->b.out[3];
-    dnri_slices(s->slices, s->m, bwd_sums_k[s->bf16], s);
+    set_factor(s, s->b.in[4], invstd);
+    dnri_slices(s->slices, s->m, s->passes.bwd_sums, s);
     for (int64_t j = 0; j < s->c; j++) {
         double sum, dot;
         total(s, j, &sum, &dot);
@@ -340,7 +331,7 @@ static dnr_status bwd_dx_run(void *ctx)
         s->slope[j] = (float)((double)dot[j] * (double)invstd[j] / m);
     }
     set_factor(s, gamma, invstd);
-    dnri_slices(s->slices, s->m, bwd_dx_k[s->bf16], s);
+    dnri_slices(s->slices, s->m, s->passes.bwd_dx, s);
     return DNR_OK;
 }
 
@@ -370,6 +361,7 @@ static dnr_status bind_backward(void *ctx, const dnri_binding *b)
     s->dy = b->in[2];
     s->dy2_in = b->in[3];
     s->dy2 = b->in[3] != NULL;
+    s->beta = b->in[5];
     s->mean = b->in[6];
     s->dx = b->out[0];
     s->dres = b->out[3];
@@ -402,6 +394,7 @@ static dnr_status bind_bwd_dx(void *ctx, const dnri_binding *b)
 {
     norm *s = ctx;
     DNR_TRY(bind_backward(ctx, b));
+    s->beta = NULL;
     s->mean = b->in[5];
     s->dres = NULL;
     return DNR_OK;
@@ -418,6 +411,10 @@ static norm *make(dnr_device *dev, const dnr_graph *g, const dnri_op *op, dnr_st
     s->m = dnri_count(x) / s->c;
     s->bf16 = x->dtype == DNR_BF16;
     s->slices = dnri_slices_for(dev, dnri_count(x));
+    const dnri_norm_passes *const fast = s->bf16 ? dnri_norm_avx512() : NULL;
+    s->passes = fast ? *fast
+                     : (dnri_norm_passes){moments_k[s->bf16], normalise_k[s->bf16],
+                                          bwd_sums_k[s->bf16], bwd_dx_k[s->bf16]};
     out->in_place = true;
     out->workspace = sums_bytes(s) + (size_t)vectors * (size_t)s->c * sizeof(float);
     return s;
