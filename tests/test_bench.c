@@ -106,6 +106,7 @@ static void baselines(void **state)
     fails(2, "bench train quickstart.cfg train.batch=4 --baseline slow.json" SHORT,
           "of another case: bench", "like with like");
     fails(2, "bench infer quickstart.cfg --baseline none.json" SHORT, "none.json", "--json >");
+    assert_string_equal(out_text, ""); /* before the run */
     json_decref(j);
 }
 
@@ -120,6 +121,7 @@ static void wrong_usage(void **state)
         {"bench train quickstart.cfg --runs 1", "--runs 1", "whole number from 2"},
         {"bench train quickstart.cfg --warmup x", "--warmup x", "whole number from 1"},
         {"bench train quickstart.cfg --tolerance much", "--tolerance much", "5% or 0.05"},
+        {"bench train quickstart.cfg --tolerance 5%", "--tolerance of what?", "--baseline FILE"},
         {"bench train quickstart.cfg --python x", "bench train has no option --python", ""},
         {"bench compare quickstart.cfg --baseline x", "no option --baseline", ""},
         {"bench train quickstart.cfg train.batchs=3", "unknown key train.batchs", "train.batch?"},

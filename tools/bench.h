@@ -30,9 +30,11 @@ double bench_spread(const bench *b);               /* interquartile range over t
 
 struct json_t *bench_json(const bench *b, const session *s);
 void bench_print(const bench *b, const session *s);
-/* Fails where the figures of `now` are worse than those of the file by more than `tolerance`. */
-dnr_status bench_against(const struct json_t *now, const char *file, double tolerance,
-                         dnr_error *err);
+/* Figures from a file of --json; the caller's to release. */
+dnr_status bench_baseline(const char *file, struct json_t **then, dnr_error *err);
+/* Fails where the figures of `now` are worse than those `then`, from `file`, by more than `tolerance`. */
+dnr_status bench_against(const struct json_t *now, const struct json_t *then, const char *file,
+                         double tolerance, dnr_error *err);
 
 /* dnnrun bench allreduce */
 dnr_status bench_allreduce(const tool_args *a, dnr_error *err);

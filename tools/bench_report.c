@@ -127,7 +127,17 @@ static bool same_case(const json_t *now, const json_t *then, char what[256])
     return true;
 }
 
-dnr_status bench_against(const json_t *now, const char *file, double tolerance, dnr_error *err)
+dnr_status bench_baseline(const char *file, json_t **then, dnr_error *err)
+{
+    json_error_t e;
+    if ((*then = json_load_file(file, 0, &e)))
+        return DNR_OK;
+    tool_fail(err, DNR_EUSAGE, "--baseline", "%.300s: %s", file, e.text);
+    return tool_remedy(err, "make one with dnnrun bench … --json > %.200s", file);
+}
+
+dnr_status bench_against(const json_t *now, const json_t *then, const char *file, double tolerance,
+                         dnr_error *err)
 {
     static const struct {
         const char *name, *a, *b;
@@ -137,20 +147,11 @@ dnr_status bench_against(const json_t *now, const char *file, double tolerance, 
         {"throughput", "images_per_s", NULL, true},
         {"planned memory", "memory", "planned", false},
     };
-    json_error_t e;
-    json_t *then = json_load_file(file, 0, &e);
     char what[256], worse[256] = "";
-    dnr_status st = DNR_OK;
-    if (!then) {
-        st = tool_fail(err, DNR_EUSAGE, "--baseline", "%.300s: %s", file, e.text);
-        tool_remedy(err, "make one with dnnrun bench … --json > %.200s", file);
-        goto out;
-    }
     if (!same_case(now, then, what)) {
-        st = tool_fail(err, DNR_EUSAGE, "--baseline", "%.300s is of another case: %s", file, what);
-        tool_remedy(err, "compare like with like, on the same machine, or make a new one with "
-                         "--json");
-        goto out;
+        tool_fail(err, DNR_EUSAGE, "--baseline", "%.300s is of another case: %s", file, what);
+        return tool_remedy(err, "compare like with like, on the same machine, or make a new one "
+                                "with --json");
     }
     for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
         double x = number_at(now, figures[i].a, figures[i].b),
@@ -162,13 +163,10 @@ dnr_status bench_against(const json_t *now, const char *file, double tolerance, 
                      at ? "; " : "", figures[i].name, x, y, 100 * (x / y - 1));
         }
     }
-    if (*worse) {
-        st = tool_fail(err, DNR_EFAIL, "--baseline", "worse than %.200s by more than %g %%: %s",
-                       file, 100 * tolerance, worse);
-        tool_remedy(err, "see that the machine is idle and run it again; dnnrun plan --measure "
-                         "shows where the time goes");
-    }
-out:
-    json_decref(then);
-    return st;
+    if (!*worse)
+        return DNR_OK;
+    tool_fail(err, DNR_EFAIL, "--baseline", "worse than %.200s by more than %g %%: %s", file,
+              100 * tolerance, worse);
+    return tool_remedy(err, "see that the machine is idle and run it again; dnnrun plan --measure "
+                            "shows where the time goes");
 }

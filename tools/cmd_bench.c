@@ -70,10 +70,12 @@ static dnr_status measure(const tool_args *a, bool infer, dnr_error *err)
                .warmup = a->warmup < 0 ? 10 : a->warmup,
                .runs = a->runs < 0 ? 100 : a->runs,
                .exchange = a->exchange};
-    json_t *j = NULL;
+    json_t *j = NULL, *then = NULL;
     dnr_status st;
     TOOL_TRY(st, cfg_load(&s.cfg, a->cfg, a->set, a->n_set, err));
     TOOL_TRY(st, ranks_open(&s, false, err));
+    if (a->baseline && session_speaks(&s))
+        TOOL_TRY(st, bench_baseline(a->baseline, &then, err));
     TOOL_TRY(st, bench_measure(&b, &s, err));
     if (!session_speaks(&s))
         goto out;
@@ -84,10 +86,12 @@ static dnr_status measure(const tool_args *a, bool infer, dnr_error *err)
     } else {
         bench_print(&b, &s);
     }
-    if (a->baseline)
-        TOOL_TRY(st, bench_against(j, a->baseline, a->tolerance < 0 ? 0.05 : a->tolerance, err));
+    if (then)
+        TOOL_TRY(st,
+                 bench_against(j, then, a->baseline, a->tolerance < 0 ? 0.05 : a->tolerance, err));
 out:
     json_decref(j);
+    json_decref(then);
     bench_free(&b);
     session_close(&s);
     ranks_close(&s, st == DNR_OK ? NULL : err);
@@ -118,6 +122,10 @@ dnr_status cmd_bench(int argc, char **argv, dnr_error *err)
     if (st == DNR_OK && a.help) {
         fputs(help, stdout);
         return DNR_OK;
+    }
+    if (st == DNR_OK && a.tolerance >= 0 && !a.baseline) {
+        tool_fail(err, DNR_EUSAGE, "command line", "--tolerance of what? There is no --baseline");
+        st = tool_remedy(err, "add --baseline FILE, or leave it out");
     }
     if (st == DNR_OK && allreduce)
         return bench_allreduce(&a, err);
