@@ -5,6 +5,8 @@
 #include "comm.h"
 #include "plan.h"
 
+#include <stdatomic.h>
+
 /* One optimizer step is accumulate − 1 runs of `micro` and one of `last`. */
 enum { DNRI_MICRO, DNRI_LAST, DNRI_EVAL, DNRI_PROGRAMS };
 
@@ -74,7 +76,7 @@ struct dnr_trainer {
     dnr_comm *comm; /* NULL: alone */
     int world;
     bool shared; /* all ranks hold the same weights */
-    bool ask_stop;
+    atomic_bool ask_stop;
 };
 
 /* Checks the options, fills in defaults and copies the names. */

@@ -327,6 +327,14 @@ static dnr_status end_eval(dnr_trainer *t, dnr_eval_result *out)
     return DNR_OK;
 }
 
+/* Many ranks end it together, after their shares: they would wait too long for each other. */
+static dnr_status cut_eval(dnr_trainer *t)
+{
+    DNR_TRY(copy_state(t, &t->pinned->eval, MARK_EVAL));
+    DNR_TRY(wait_for(t, MARK_EVAL, "an evaluation"));
+    return DNR_FAIL(DNR_STOPPED, "evaluate again", "the evaluation was stopped on request");
+}
+
 dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out)
 {
     *out = (dnr_eval_result){0};
@@ -336,6 +344,8 @@ dnr_status dnr_trainer_eval(dnr_trainer *t, dnr_loader *l, dnr_eval_result *out)
     for (bool first = true;; first = false) {
         dnr_batch b;
         bool more;
+        if (t->ask_stop && t->world == 1)
+            return cut_eval(t);
         DNR_TRY(dnr_loader_next(l, &b, &more));
         if (!more && first)
             return DNR_FAIL(DNR_EDATA, "check data.val", "the validation loader gave no batch");

@@ -196,6 +196,39 @@ static void signals_save_all(void **state)
     }
 }
 
+/* An evaluation of hours, at the end of epoch 1. */
+static void a_signal_cuts_an_evaluation_short(void **state)
+{
+    static const char args[] = "train " PLAIN "run.log_every=23 data.val=synthetic "
+                               "data.synthetic_n=%d --out cut --resume auto %s";
+    struct stat sb = {0};
+    char first[512];
+    NEEDS_CPU();
+    snprintf(first, sizeof first, args, 100000000, "");
+    pid_t pid = start(first);
+    for (double end = now() + 60; now() < end && sb.st_size == 0; rest(0.002))
+        if (stat("cut/metrics.jsonl", &sb) != 0)
+            sb.st_size = 0;
+    rest(0.1);
+    kill(pid, SIGTERM);
+    int status = finish(pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 75)
+        fail_msg("status %x: %s", status, slurp("started.txt"));
+    json_t *list = metrics("cut");
+    assert_int_equal(json_array_size(list), 2); /* training and the end, no evaluation */
+    assert_string_equal(text_of(json_array_get(list, 1), "event"), "stopped");
+    assert_float_equal(number_of(json_array_get(list, 1), "step"), 23, 0);
+    json_decref(list);
+    assert_int_equal(dnnrun(args, 64, "--allow-changes"), 0);
+    has(out_text, "the evaluation after step 23 is still due");
+    list = records("cut");
+    assert_int_equal(json_array_size(list), 6); /* both weights, twice; trained to 23 and to 45 */
+    for (size_t i = 0; i < 6; i++)
+        assert_float_equal(number_of(json_array_get(list, i), "step"), i < 3 ? 23 : 45, 0);
+    json_decref(list);
+    same_weights("whole", "cut");
+}
+
 /* ---- which checkpoint */
 
 /* A run that ended after 30 steps: checkpoints at 17 and 23 (quarters of an epoch) and 30. */
@@ -333,6 +366,12 @@ static void changes_are_shown_and_refused(void **state)
           "--allow-changes");
     has(out_text, "changed optim.lr                 0.1 → 0.2\n");
     has(out_text, "changed run.log_every            4 → 9   (may change)\n");
+    fails(2,
+          RESUME "cfg model.zero_init_residual=true data.pad=2 data.flip=true data.mean=0.5 "
+                 "data.std=0.5 train.label_smoothing=0 train.clip_norm=1 train.seed=5 "
+                 "optim.lr=0.2 optim.momentum=0.8 optim.nesterov=false optim.weight_decay=0 "
+                 "optim.decay_norm_bias=false",
+          "optim.weight_decay and 1 more differ", "set them back");
     fails(2, RESUME "cfg data.val=@cfg/../data/digits.tar:train", "data.val (pictures) differs",
           "set it back");
     assert_int_equal(dnnrun(RESUME "cfg optim.lr=0.2 --allow-changes train.max_steps=32"), 0);
@@ -458,6 +497,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(killed_at_random),
         cmocka_unit_test(signals_save_all),
+        cmocka_unit_test(a_signal_cuts_an_evaluation_short),
         cmocka_unit_test(damaged_checkpoints_are_passed_over),
         cmocka_unit_test(one_checkpoint_by_name),
         cmocka_unit_test(records_are_repaired),

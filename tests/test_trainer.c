@@ -621,6 +621,13 @@ static void metrics_come_one_step_late(void **state)
     OK(dnr_trainer_eval(r.t, val, &second));
     assert_memory_equal(&first, &second, sizeof first);
 
+    /* it ends when asked to, and is whole another time */
+    dnr_trainer_ask_stop(r.t);
+    assert_int_equal(dnr_trainer_eval(r.t, val, &second), DNR_STOPPED);
+    r.t->ask_stop = false;
+    OK(dnr_trainer_eval(r.t, val, &second));
+    assert_memory_equal(&first, &second, sizeof first);
+
     /* loaders that do not fit */
     assert_int_equal(dnr_trainer_step(r.t, val, &m), DNR_EUSAGE);
     assert_int_equal(dnr_trainer_eval(r.t, l, &first), DNR_EUSAGE);

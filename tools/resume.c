@@ -175,7 +175,7 @@ static bool value_in(const char *text, const char *key, char value[CFG_TEXT])
 
 /* Adds a line to the diff that is shown; counts those that need leave. */
 typedef struct diff {
-    int refused;
+    int refused, named; /* in the message; the screen has all */
     char names[200];
 } diff;
 
@@ -186,17 +186,23 @@ static void differs(diff *d, const char *key, const char *was, const char *now, 
                  free ? "   (may change)" : "");
     if (free)
         return;
-    snprintf(d->names + at, sizeof d->names - at, "%s%s", d->refused ? ", " : "", key);
     d->refused++;
+    if (at + strlen(key) + 2 >= sizeof d->names)
+        return;
+    snprintf(d->names + at, sizeof d->names - at, "%s%s", at ? ", " : "", key);
+    d->named++;
 }
 
 static dnr_status judge(const resume *r, const diff *d, bool allow, dnr_error *err)
 {
     if (!d->refused || allow)
         return DNR_OK;
+    char more[32] = "";
+    if (d->refused > d->named)
+        snprintf(more, sizeof more, " and %d more", d->refused - d->named);
     tool_fail(err, DNR_EUSAGE, "command line",
-              "the cfg is not the one that checkpoint %.200s was made with: %s differ%s",
-              dnr_checkpoint_folder(r->from), d->names, d->refused == 1 ? "s" : "");
+              "the cfg is not the one that checkpoint %.200s was made with: %s%s differ%s",
+              dnr_checkpoint_folder(r->from), d->names, more, d->refused == 1 ? "s" : "");
     return tool_remedy(err, "set %s back, or add --allow-changes to go on with the new cfg",
                        d->refused == 1 ? "it" : "them");
 }

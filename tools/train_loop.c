@@ -13,16 +13,19 @@
 enum { SAVE_S = 600 }; /* other ranks may wait this long for a checkpoint */
 
 static volatile sig_atomic_t stop_signal;
+static dnr_trainer *volatile to_stop; /* by a signal; NULL: the loop does not run */
 
 static void on_signal(int sig)
 {
     stop_signal = sig;
+    if (to_stop)
+        dnr_trainer_ask_stop(to_stop);
 }
 
 static void on_broken_pipe(int sig)
 {
     if (!stop_signal)
-        stop_signal = sig;
+        on_signal(sig);
 }
 
 /* The second signal kills: a run that does not come to its next step must not be immortal. But SIGPIPE comes with each
@@ -263,21 +266,22 @@ static dnr_status evaluate(loop *l)
     session *s = l->s;
     dnr_error *err = l->err;
     dnr_status st;
-    double begun = tool_now(), seconds;
+    double begun = tool_now(), seconds, ema_seconds = 0;
     TOOL_LIB(st, dnr_trainer_eval(s->trainer, s->val_loader, &l->last));
-    l->evals++;
     l->eval_seconds += seconds = tool_now() - begun;
     show_eval(l, "", &l->last);
-    TOOL_TRY(st, write_eval(l, "eval", &l->last, seconds));
     const dnr_eval_result *judged = &l->last;
     if (s->cfg.train.ema > 0) {
         begun = tool_now();
         TOOL_LIB(st, dnr_trainer_eval_ema(s->trainer, s->val_loader, &l->last_ema));
-        l->eval_seconds += seconds = tool_now() - begun;
+        l->eval_seconds += ema_seconds = tool_now() - begun;
         show_eval(l, " of averaged weights", &l->last_ema);
-        TOOL_TRY(st, write_eval(l, "eval_ema", &l->last_ema, seconds));
         judged = &l->last_ema;
     }
+    l->evals++;
+    TOOL_TRY(st, write_eval(l, "eval", &l->last, seconds)); /* both or neither */
+    if (judged == &l->last_ema)
+        TOOL_TRY(st, write_eval(l, "eval_ema", &l->last_ema, ema_seconds));
     TOOL_TRY(st, report_bad(l, s->val_loader, 1));
     double top1 = (double)judged->correct1 / (double)judged->images;
     if (top1 > l->best) {
@@ -444,7 +448,7 @@ out:
     return st;
 }
 
-/* An evaluation that pictures ended is made after all, and saved with the weights that it was due for. */
+/* An evaluation that pictures or a signal ended is made after all, and saved with the weights that it was due for. */
 static dnr_status pay(loop *l)
 {
     dnr_status st;
@@ -519,15 +523,11 @@ static void save_what_was_trained(loop *l, dnr_status st)
 /* A run of several ranks ends after a step that all agree on. */
 static bool is_to_stop(loop *l, const dnr_metrics *m)
 {
-    if (!dnr_comm_launched(l->s->comm))
-        return stop_signal != 0;
-    if (stop_signal)
-        dnr_trainer_ask_stop(l->s->trainer);
-    return m->stop;
+    return dnr_comm_launched(l->s->comm) ? m->stop : stop_signal != 0;
 }
 
 /* Of the first steps that are as all others, into the run directory; rank 0 has one. */
-static dnr_status begin_profile(loop *l)
+static dnr_status begin_profile(loop *l, int64_t left)
 {
     char path[CFG_TEXT + 16];
     dnr_error *err = l->err;
@@ -535,6 +535,8 @@ static dnr_status begin_profile(loop *l)
     if (!*l->dir->path)
         return DNR_OK;
     snprintf(path, sizeof path, "%s/trace.json", l->dir->path);
+    if (left < l->s->profile)
+        l->s->profile = left;
     TOOL_LIB(st, dnr_trainer_profile(l->s->trainer, l->s->profile, path));
     screen_print("profile %lld steps, to %s", (long long)l->s->profile, path);
 out:
@@ -546,6 +548,7 @@ dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
     loop l = {.s = s, .dir = dir, .err = err, .best = -1, .best_step = -1, .saved = -1};
     dnr_metrics m = {0};
     dnr_status st = DNR_OK;
+    to_stop = s->trainer;
     catch_signals();
     l.started = l.last_time = l.saved_time = tool_now();
     if (r->goes_on)
@@ -559,19 +562,22 @@ dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
         s->steps - done > s->profile + 2 ? done + 2 : done; /* steps before a profile */
     while (done < s->steps && !is_to_stop(&l, &m)) {
         if (s->profile && done == warm)
-            TOOL_TRY(st, begin_profile(&l));
+            TOOL_TRY(st, begin_profile(&l, s->steps - done));
         TOOL_LIB(st, dnr_trainer_step(s->trainer, s->train_loader, &m));
         done++;
         TOOL_TRY(st, note(&l, &m));
         TOOL_TRY(st, after_step(&l, done));
     }
     if (done < s->steps) {
-        st = stop(&l);
+        st = DNR_STOPPED;
     } else {
         TOOL_TRY(st, ranks_wait_for_0(s, err));
         summary(&l);
     }
 out:
+    if (st == DNR_STOPPED) /* between steps, or within an evaluation */
+        st = stop(&l);
     save_what_was_trained(&l, st);
+    to_stop = NULL;
     return st;
 }
