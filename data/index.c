@@ -230,6 +230,9 @@ static dnr_status entry_read(const dnr_source *s, int64_t i, dnri_buffer *out)
     else if ((size_t)snprintf(path, sizeof path, "%s%s", s->root, x->text + e->name) >= sizeof path)
         return DNR_FAIL(DNR_EDATA, "use shorter folder names", "the path is too long");
     int fd = open(file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) /* not the picture's fault */
+        return DNR_FAIL(DNR_EFAIL, "raise the limit on open files (ulimit -n)",
+                        "cannot be opened: %s", strerror(errno));
     if (fd < 0)
         return DNR_FAIL(DNR_EDATA, READ_REMEDY, "cannot be opened: %s", strerror(errno));
     int64_t size = e->size;
@@ -254,10 +257,10 @@ dnr_status dnri_index_finish(dnri_index *x, const dnr_source_opts *o, dnr_source
                  s->class_names[s->classes - 1]);
         st = DNR_FAIL(
             DNR_EDATA,
-            "set model.classes to the number of class folders, which data.train and data.val must "
-            "both have",
-            "%s has %d class%s (%s), but %d are expected", s->root, s->classes,
-            s->classes > 1 ? "es" : "", names, o->classes);
+            "set model.classes to the number of class folders, 2 or more, which data.train and "
+            "data.val must both have",
+            "%s has %d class%s (%s), but %d are expected", x->shards ? x->shard[0] : s->root,
+            s->classes, s->classes > 1 ? "es" : "", names, o->classes);
         goto out;
     }
     XXH3_state_t *h = XXH3_createState();

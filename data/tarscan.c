@@ -10,7 +10,7 @@
 
 #define BLOCK  512
 #define EXTRA  65536 /* longest GNU long name or pax header that is accepted, bytes */
-#define REMEDY "make the archive anew, for example: tar --format=pax -cf x.tar FOLDER"
+#define REMEDY "give a folder or a tar; tar --format=pax -cf x.tar FOLDER makes one anew"
 
 typedef struct header { /* POSIX ustar; all text */
     char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], sum[8], type, linkname[100];

@@ -53,6 +53,12 @@ const cpu_set_t *dnri_process_cpus(void)
     return &process_cpus;
 }
 
+/* Of what dlopen says: it has no codes. */
+static bool no_room(const char *why)
+{
+    return strstr(why, "failed to map") || strstr(why, "annot allocate memory");
+}
+
 /* Modules stay loaded: GPU libraries do not survive being unloaded. */
 dnr_status dnri_module_symbol(const char *name, const char *symbol, const char *remedy,
                               const void **out)
@@ -75,9 +81,14 @@ dnr_status dnri_module_symbol(const char *name, const char *symbol, const char *
                          name, name, folder);
     dnri_process_cpus();
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!so)
-        return DNR_FAIL(DNR_EDEVICE, "install the library named, or use another device",
-                        "the %s module does not load: %s", name, dlerror());
+    if (!so) {
+        const char *why = dlerror();
+        return no_room(why)
+                   ? DNR_FAIL(DNR_EMEM, "free some memory, or raise the limit (ulimit -v)",
+                              "the %s module does not load: %s", name, why)
+                   : DNR_FAIL(DNR_EDEVICE, "install the library named, or use another device",
+                              "the %s module does not load: %s", name, why);
+    }
     *out = dlsym(so, symbol);
     if (!*out)
         return DNR_FAIL(DNR_EDEVICE, "install library and modules of one version",

@@ -192,7 +192,8 @@ dnr_status dnr_checkpoint_save(dnr_trainer *t, const char *folder, const char *c
 /* ---- opening */
 
 #define DAMAGED(...)                                                                               \
-    DNR_FAIL(DNR_EDATA, "use another checkpoint; --resume auto takes the newest whole one",        \
+    DNR_FAIL(DNR_EDATA,                                                                            \
+             "name a whole one, or its run; --resume auto takes the newest whole one of --out",    \
              __VA_ARGS__)
 
 /* What lacks for a moment, or is kept from this user, is not damaged: it must not be passed over. */

@@ -243,8 +243,8 @@ static dnr_status check_memory(dnr_trainer *t)
     else
         snprintf(
             remedy, sizeof remedy,
-            "no batch fits: free memory on the device, raise memory.fraction, or use a smaller "
-            "model or picture");
+            "no batch fits: free memory on the device, raise memory.fraction or what limits this "
+            "process (ulimit -v, a cgroup), or use a smaller model or picture");
     return dnri_fail(
         DNR_EMEM, DNRI_HERE, remedy,
         "%s with batch %lld (evaluation: %lld) needs %.3f GiB (store %.3f, arena %.3f, staging "
@@ -337,7 +337,7 @@ static dnr_status choose_remake(dnr_trainer *t, size_t most, mode *m)
 /* Settles the mode: of those that fit the one that costs least. */
 static dnr_status choose_recompute(dnr_trainer *t)
 {
-    const size_t most = (size_t)(t->o.recompute_gib * 0x1p30);
+    const size_t most = (size_t)fmin(t->o.recompute_gib * 0x1p30, 0x1p62);
     mode m[DNR_RECOMPUTE_AUTO], none;
     for (int i = 0; i < DNR_RECOMPUTE_AUTO; i++) {
         m[i].recompute = (dnr_recompute)i;

@@ -23,6 +23,9 @@ const char *dnri_disk_remedy(int err)
     case ENOENT:
     case ENOTDIR:
         return "create the folder first";
+    case EMFILE:
+    case ENFILE:
+        return "raise the limit on open files (ulimit -n)";
     case ENOMEM:
         return "free some host memory";
     default:

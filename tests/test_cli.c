@@ -65,6 +65,9 @@ static void wrong_usage(void **state)
         {"train quickstart.cfg --out ''", "empty path for the run directory", "--out DIR"},
         {"train quickstart.cfg --batch 3", "train has no option --batch", "section.key=value"},
         {"train quickstrat.cfg", "there is no cfg quickstrat.cfg", "did you mean quickstart.cfg?"},
+        {"train resnet50", "there is no cfg resnet50", "did you mean resnet50.cfg?"},
+        {"plan .", "cannot read the cfg: Is a directory (.:1)", "RUN/resolved.cfg"},
+        {"train quickstart.cfg dist.standin=8:1:1", "this run has no ranks", "DNR_RANK=0"},
         {"train quickstart.cfg other.cfg", "other.cfg is not of the form section.key=value",
          "one cfg file"},
         {"train quickstart.cfg train.batchs=3", "unknown key train.batchs (command line)",
@@ -126,11 +129,31 @@ static void output_that_cannot_be_written_is_7(void **state)
              tool);
     assert_int_equal(WEXITSTATUS(system(command)), 7);
     sh("grep -q 'File too large' limited.txt && grep -q 'remedy: .*ulimit -f' limited.txt");
+    snprintf(command, sizeof command,
+             "(ulimit -f 1; '%s' train quickstart.cfg device=cpu --out limited2 2>&1) | "
+             "grep -q 'remedy: .*ulimit -f'",
+             tool);
+    assert_int_equal(system(command), 0);
     sh("touch a_file");
     fails(7, "train quickstart.cfg device=cpu --out a_file/run", "a_file", "--out DIR");
 }
 
 /* ---------------------------------------------------------------- data */
+
+static void more_threads_than_cpus_are_remarked(void **state)
+{
+    NEEDS_CPU();
+    char n[16];
+    const char *before = getenv("OMP_NUM_THREADS");
+    snprintf(n, sizeof n, "%ld", sysconf(_SC_NPROCESSORS_CONF) + 1);
+    setenv("OMP_NUM_THREADS", n, 1);
+    assert_int_equal(dnnrun("plan quickstart.cfg device=cpu"), 0);
+    has(err_text, "wait for each other: OMP_NUM_THREADS = ");
+    if (before)
+        setenv("OMP_NUM_THREADS", before, 1);
+    else
+        unsetenv("OMP_NUM_THREADS");
+}
 
 static void bad_data_is_3(void **state)
 {
@@ -172,6 +195,8 @@ static void plan_and_dry_run(void **state)
     assert_int_equal(dnnrun("plan quickstart.cfg device=cpu"), 0);
     has(out_text, "conv.fprop");
     has(out_text, "arena");
+    assert_int_equal(dnnrun("plan quickstart.cfg device=cpu memory.recompute=auto:1e99"), 0);
+    has(out_text, "recompute none");
     assert_int_equal(dnnrun("plan quickstart.cfg device=cpu --json"), 0);
     json_decref(parse(out_text));
     assert_int_equal(dnnrun("train quickstart.cfg device=cpu train.seed=7 --dry-run --out dry"), 0);
@@ -231,6 +256,12 @@ static void profile(void **state)
         assert_true(number_of(bar[i], "ts") >=
                     number_of(bar[i - 1], "ts") + number_of(bar[i - 1], "dur") - 1e-3);
     json_decref(trace);
+    /* no more steps than there are */
+    assert_int_equal(dnnrun("train quickstart.cfg device=cpu train.max_steps=3 data.val= "
+                            "--profile 1000 --out profiled3"),
+                     0);
+    has(out_text, "profile 3 steps, to profiled3/trace.json");
+    assert_int_equal(access("profiled3/trace.json", F_OK), 0);
     fails(2, "train quickstart.cfg device=cpu --profile 0", "--profile 0", "whole number");
 }
 
@@ -490,6 +521,8 @@ static void bad_pictures_are_reported(void **state)
     assert_int_equal(dnnrun("%s", args), 0);
     has(out_text, "on 1438 pictures");
     evaluated_once("bad4", 2);
+    assert_int_equal(dnnrun("eval bad4"), 0);
+    has(err_text, "1 bad picture is not counted");
     assert_int_equal(dnnrun("%s", args), 0);
     has(out_text, "complete after step 2: nothing to do");
     has(out_text, "of 1438)");
@@ -611,6 +644,7 @@ int main(void)
         cmocka_unit_test(too_little_memory_is_4),
         cmocka_unit_test(plan_and_dry_run),
         cmocka_unit_test(tune),
+        cmocka_unit_test(more_threads_than_cpus_are_remarked),
         cmocka_unit_test(profile),
         cmocka_unit_test(floors),
         cmocka_unit_test(a_short_run),

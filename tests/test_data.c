@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -145,6 +146,26 @@ static void digits(void **state)
     }
 }
 
+/* No picture is to blame for what a process may not open. */
+static void too_many_open_files(void **state)
+{
+    (void)state;
+    struct rlimit old, none;
+    dnri_buffer b = {0};
+    dnr_source *s;
+    OK(dnr_source_open(DNRI_SOURCE_DIR "/data/digits.tar:test", NULL, &s));
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    dnr_status st = s->ops->read(s, 0, &b);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    FAILS(st, DNR_EFAIL, "Too many open files");
+    assert_non_null(strstr(dnr_last_error()->remedy, "ulimit -n"));
+    OK(s->ops->read(s, 0, &b));
+    free(b.data);
+    dnr_source_close(s);
+}
+
 static void synthetic(void **state)
 {
     dnr_source *s;
@@ -260,10 +281,10 @@ static void cifar_forms(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(class_folders), cmocka_unit_test(bad_folders),
-        cmocka_unit_test(class_maps),    cmocka_unit_test(digits),
-        cmocka_unit_test(synthetic),     cmocka_unit_test(order),
-        cmocka_unit_test(cifar_forms),
+        cmocka_unit_test(class_folders),       cmocka_unit_test(bad_folders),
+        cmocka_unit_test(class_maps),          cmocka_unit_test(digits),
+        cmocka_unit_test(synthetic),           cmocka_unit_test(order),
+        cmocka_unit_test(too_many_open_files), cmocka_unit_test(cifar_forms),
     };
     return cmocka_run_group_tests(tests, rig_folder_make, rig_folder_remove);
 }

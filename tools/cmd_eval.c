@@ -48,11 +48,17 @@ static dnr_status resolve_run(tool_args *a, char cfg_path[CFG_TEXT], char weight
     return DNR_OK;
 }
 
+enum { NAMED = 10 }; /* bad pictures that the loader's log names */
+
 static void report_bad(session *s)
 {
     dnr_loader_stats stats;
     dnr_loader_get_stats(s->val_loader, &stats);
-    for (int64_t i = 0; i < stats.bad; i++)
+    if (!stats.bad)
+        return;
+    fprintf(stderr, "warning: %lld bad picture%s not counted\n", (long long)stats.bad,
+            stats.bad == 1 ? " is" : "s are");
+    for (int64_t i = 0; stats.bad > NAMED && i < stats.bad; i++)
         fprintf(stderr, "warning: not counted: %s: %s\n", stats.bad_list[i].name,
                 stats.bad_list[i].reason);
 }

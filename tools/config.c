@@ -360,7 +360,9 @@ static char *next_line(char *buf, int size, void *user)
             char where[96];
             r->status = tool_fail(r->err, DNR_EUSAGE, origin_text(r->c, r->line + 1, where),
                                   "cannot read the cfg: %s", strerror(errno));
-            tool_remedy(r->err, "give a text file");
+            tool_remedy(r->err, errno == EISDIR
+                                    ? "give a text file; that of a run is RUN/resolved.cfg"
+                                    : "give a text file");
         }
         return NULL;
     }
@@ -433,7 +435,7 @@ static bool shipped_folder(int i, char buf[CFG_TEXT])
 
 static dnr_status no_such_cfg(const char *name, dnr_error *err)
 {
-    char dir[CFG_TEXT], list[sizeof err->remedy] = "", found[32][64];
+    char dir[CFG_TEXT], list[sizeof err->remedy] = "", found[32][64], whole[CFG_TEXT];
     const char *names[32], *near;
     int n = 0;
     for (int i = 0; n == 0 && shipped_folder(i, dir); i++) {
@@ -447,7 +449,10 @@ static dnr_status no_such_cfg(const char *name, dnr_error *err)
     for (size_t i = 0, at = 0; i < (size_t)n && at < sizeof list; i++)
         at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", names[i]);
     tool_fail(err, DNR_EUSAGE, "command line", "there is no cfg %.400s", name);
-    near = tool_nearest(strrchr(name, '/') ? strrchr(name, '/') + 1 : name, names, n);
+    name = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
+    near = tool_nearest(name, names, n);
+    snprintf(whole, sizeof whole, "%.500s.cfg", name);
+    near = near ? near : tool_nearest(whole, names, n);
     if (near)
         return tool_remedy(err, "did you mean %s? With dnnrun came: %.240s", near, list);
     return tool_remedy(err, "give the path of a cfg file%s%.240s", n ? "; with dnnrun came: " : "",

@@ -41,6 +41,11 @@ dnr_status ranks_open(session *s, bool log_all, dnr_error *err)
     TOOL_LIB(st, dnr_launched(&rank, &world));
     screen_rank(rank, world, log_all);
     TOOL_LIB(st, dnr_comm_open(&o, &s->comm));
+    if (*s->cfg.dist.standin && !dnr_comm_launched(s->comm)) {
+        st = tool_fail(err, DNR_EUSAGE, "dist.standin", "this run has no ranks");
+        tool_remedy(err, "start it with DNR_RANK=0 DNR_WORLD_SIZE=1, or leave dist.standin out");
+        goto out;
+    }
     share_cores(dnr_comm_local_world(s->comm));
 out:
     return st;

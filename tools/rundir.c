@@ -21,7 +21,10 @@ static dnr_status disk_error(const char *path, const char *doing, dnr_error *err
     int e = errno;
     tool_fail(err, DNR_EDISK, "run directory", "cannot %s %.500s: %s", doing, path, strerror(e));
     return tool_remedy(err, e == ENOSPC ? "free some space, or choose another place with --out DIR"
-                                        : "choose a place that you may write to with --out DIR");
+                            : e == EFBIG
+                                ? "raise the limit on file sizes (ulimit -f), or use another place "
+                                  "with --out DIR"
+                                : "choose a place that you may write to with --out DIR");
 }
 
 /* mkdir -p */
@@ -161,23 +164,6 @@ static json_t *describe_source(const dnr_source *s, const char *path)
              : json_null();
 }
 
-/* What dnr_device_list prints, as a list of lines. */
-static json_t *describe_backends(void)
-{
-    char *text = NULL, *save = NULL;
-    size_t size = 0;
-    json_t *list = json_array();
-    FILE *f = open_memstream(&text, &size);
-    if (f) {
-        dnr_device_list(f);
-        fclose(f);
-        for (char *p = strtok_r(text, "\n", &save); p; p = strtok_r(NULL, "\n", &save))
-            json_array_append_new(list, rundir_text(p));
-        free(text);
-    }
-    return list;
-}
-
 static json_t *manifest(const session *s, int argc, char **argv)
 {
     char stamp[40], host[128] = "", *cwd = getcwd(NULL, 0);
@@ -193,10 +179,9 @@ static json_t *manifest(const session *s, int argc, char **argv)
     json_t *m = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o}", "dnnrun", dnr_version(), "started",
                           stamp, "host", rundir_text(host), "folder", rundir_text(cwd ? cwd : ""),
                           "command", command, "cfg", rundir_text(s->cfg.path));
-    json_t *d = json_pack("{s:s, s:o, s:s, s:o}", "device", dnr_device_name(s->dev),
+    json_t *d = json_pack("{s:s, s:o, s:s}", "device", dnr_device_name(s->dev),
                           "device_description", rundir_text(dnr_device_description(s->dev)),
-                          "precision", dnr_precision_name(dnr_trainer_precision(s->trainer)),
-                          "backends", describe_backends());
+                          "precision", dnr_precision_name(dnr_trainer_precision(s->trainer)));
     json_t *p =
         json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:o, s:{s:o, s:o}}", "model",
                   s->cfg.model.name, "parameters", (json_int_t)dnr_trainer_parameters(s->trainer),

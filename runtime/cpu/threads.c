@@ -172,6 +172,11 @@ dnr_status dnri_threads_start(dnri_spare *spare, int *out)
         threads = omp_get_num_threads();
     }
     omp_set_num_threads(threads);
+    if (threads > CPU_COUNT(&all))
+        dnri_log(DNR_LOG_WARN,
+                 "%d threads compute on %d CPUs and wait for each other: OMP_NUM_THREADS = %d is "
+                 "faster",
+                 threads, CPU_COUNT(&all), CPU_COUNT(&all));
     pool = threads;
     bind_pool(threads, &all);
     find_spare(threads, &all, spare);
