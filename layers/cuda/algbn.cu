@@ -4,16 +4,17 @@
 
 /* ---------------------------------------------------------------- merging */
 
-#define MERGE_THREADS 512
-#define MERGE_BLOCKS  512 /* as many as a large device takes at once */
+#define MERGE_THREADS 256
+#define MERGE_BLOCKS  768 /* as many as a large device takes at once */
 
-/* Σ over `parts` of [parts][n], 4 · X columns a block, in a fixed order. lower: of a symmetric matrix of so many columns
- * those on and below the diagonal, which the others are copies of; or 0. */
+/* Σ over `parts` of [parts][n], 4 · X columns a block, in a fixed order: eights in fp32, which takes fewer conversions, and
+ * these in fp64. lower: of a symmetric matrix of so many columns those on and below the diagonal, which the others are
+ * copies of; or 0. */
 template <int X>
 __device__ __forceinline__ void merge(const float *__restrict__ part, int parts, int64_t n,
                                       float *out, bool add, int64_t block, int lower)
 {
-    constexpr int Y = MERGE_THREADS / X;
+    constexpr int Y = MERGE_THREADS / X, AT_ONCE = 8;
     __shared__ double sm[Y][4][X];
     const int x = (int)threadIdx.x % X, y = (int)threadIdx.x / X;
     const int64_t i = (block * X + x) * 4;
@@ -22,15 +23,31 @@ __device__ __forceinline__ void merge(const float *__restrict__ part, int parts,
     if (!__syncthreads_or(there))
         return;
     double s[4] = {0, 0, 0, 0};
-    if (there)
-#pragma unroll 8
-        for (int j = y; j < parts; j += Y) {
-            const float4 v = __ldcs((const float4 *)(part + j * n + i));
-            s[0] += v.x;
-            s[1] += v.y;
-            s[2] += v.z;
-            s[3] += v.w;
+    for (int first = y; there && first < parts; first += AT_ONCE * Y) {
+        float4 v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int j = first + k * Y;
+            v[k] = __ldcs((const float4 *)(part + (j < parts ? j : y) * n + i));
         }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (first + k * Y >= parts)
+                v[k] = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int half = AT_ONCE / 2; half > 0; half /= 2)
+#pragma unroll
+            for (int k = 0; k < half; k++) {
+                v[k].x += v[k + half].x;
+                v[k].y += v[k + half].y;
+                v[k].z += v[k + half].z;
+                v[k].w += v[k + half].w;
+            }
+        s[0] += v[0].x;
+        s[1] += v[0].y;
+        s[2] += v[0].z;
+        s[3] += v[0].w;
+    }
 #pragma unroll
     for (int q = 0; q < 4; q++)
         sm[y][q][x] = s[q];

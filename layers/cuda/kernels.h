@@ -117,7 +117,7 @@ void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args
 #define K_ALGBN_CHANNELS 1024
 typedef struct k_gram_merge_args {
     const float *part; /* [parts][n] */
-    float *p;          /* [n] = their sum, added up in fp64 */
+    float *p;          /* [n] = their sum, added up in fp64 but for eights */
     int parts;
     bool add; /* to what p was */
     int64_t n;
