@@ -139,10 +139,10 @@ void k_algbn_begin(cudaStream_t s, const dnri_header *header, dnri_state *state)
 
 /* What the two kernels have between them. */
 typedef struct between {
-    float *b;        /* [k] */
-    double *by_rows; /* [k / ROWS][c]: Σ sum_dz·wa over these rows */
-    double *by_side; /* [c / SIDE][c]: Σ sum_a·m over these rows */
-    int *arrived;    /* [c / SIDE]: tiles that by_side has of these columns */
+    float *b; /* [k] */
+    double *
+        shares; /* of c, [c / SIDE + k / ROWS][c]: Σ sum_a·m over SIDE rows, Σ sum_dz·wa over ROWS of them */
+    int *arrived; /* [c / SIDE]: tiles whose share there is of these columns */
 } between;
 
 static __host__ __device__ int64_t parts(int64_t n, int64_t part)
@@ -212,16 +212,16 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ double column[2][COLS];
     __shared__ float4 coef[ROWS];
     const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
-    const int64_t across = parts(a.c, COLS);
-    const int64_t k0 = blockIdx.x / across * ROWS, j0 = blockIdx.x % across * COLS;
+    const int across = (int)parts(a.c, COLS), row_of_tiles = (int)blockIdx.x / across;
+    const int64_t k0 = row_of_tiles * ROWS, j0 = (int)blockIdx.x % across * COLS;
     const T *w = (const T *)a.w;
     if (blockIdx.x == 0)
         for (int i = tid; i < parts(a.c, SIDE); i += THREADS)
             z.arrived[i] = 0;
     const bool has_row = tid < ROWS && k0 + tid < a.k;
-    channel x = {};
-    if (has_row)
-        x = {a.gamma[k0 + tid], a.mean[k0 + tid], a.invstd[k0 + tid], a.sum_dz[k0 + tid]};
+    const int64_t own =
+        has_row ? k0 + tid : k0; /* no branch, which loads would be waited for behind */
+    const channel x = {a.gamma[own], a.mean[own], a.invstd[own], a.sum_dz[own]};
     const uint32_t ring = k_shared(sm);
 #pragma unroll
     for (int i = 0; i < S::STAGES - 1; i++) {
@@ -229,23 +229,25 @@ __global__ void __launch_bounds__(THREADS)
             S::load(a, ring + i * S::BYTES, k0, j0, i * SLICE);
         k_copies_end();
     }
-    /* this warp's four rows of p and w, by which gamma's gradient and r come */
+    /* this warp's four rows of p and w, by which gamma's gradient and r come; no branch, which loads would wait for */
     constexpr int N = ROWS / WARPS;
     double sums[2 * N] = {};
 #pragma unroll 2
     for (int64_t j = lane * 4; j < a.c; j += 128) {
         const float *g = a.gram + j * (a.c + 1);
         const float d[4] = {g[0], g[a.c + 1], g[2 * (a.c + 1)], g[3 * (a.c + 1)]};
+        float4 u[N], v[N];
 #pragma unroll
         for (int r = 0; r < N; r++) {
-            const int64_t k = k0 + warp * N + r;
-            if (k < a.k) {
-                const float4 u = load4(w + k * a.c + j), v = *(const float4 *)(a.p + k * a.c + j);
-                sums[r] +=
-                    (double)u.x * v.x + (double)u.y * v.y + (double)u.z * v.z + (double)u.w * v.w;
-                sums[N + r] += (double)(u.x * u.x) * d[0] + (double)(u.y * u.y) * d[1] +
-                               (double)(u.z * u.z) * d[2] + (double)(u.w * u.w) * d[3];
-            }
+            const int64_t k = k0 + warp * N + r, at = (k < a.k ? k : a.k - 1) * a.c + j;
+            u[r] = load4(w + at);
+            v[r] = *(const float4 *)(a.p + at);
+        }
+#pragma unroll
+        for (int r = 0; r < N; r++) {
+            sums[r] += u[r].x * v[r].x + u[r].y * v[r].y + u[r].z * v[r].z + u[r].w * v[r].w;
+            sums[N + r] += u[r].x * u[r].x * d[0] + u[r].y * u[r].y * d[1] +
+                           u[r].z * u[r].z * d[2] + u[r].w * u[r].w * d[3];
         }
     }
     const double sum = sum_rows(sums);
@@ -271,7 +273,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (has_row)
-        coef[tid] = coefficients(a, z, k0 + tid, x, dots[tid][0], dots[tid][1], j0 == 0, state);
+        coef[tid] = coefficients(a, z, own, x, dots[tid][0], dots[tid][1], j0 == 0, state);
     /* w·gram */
     float total[2][4] = {};
     int read = 0, fill = S::STAGES - 1;
@@ -322,7 +324,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int64_t j = j0 + wj + n * 8 + t * 2;
-        double s[2] = {};
+        float s[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int r = wi + g + half * 8;
@@ -338,22 +340,24 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int q = 0; q < 2; q++) {
                 wa.v[q] = k_type<T>::store(f.x * k_type<T>::load(u[n][half].v[q]));
-                s[q] += (double)f.w * k_type<T>::load(wa.v[q]);
+                s[q] += f.w * k_type<T>::load(wa.v[q]);
             }
             *(k_vec<T, 2> *)((T *)a.wa + at) = wa;
         }
 #pragma unroll
         for (int q = 0; q < 2; q++) {
+            double sum = s[q];
 #pragma unroll
             for (int i = 4; i < 32; i *= 2)
-                s[q] += __shfl_xor_sync(0xffffffffu, s[q], i);
+                sum += __shfl_xor_sync(0xffffffffu, sum, i);
             if (g == 0)
-                column[warp / 4][wj + n * 8 + t * 2 + q] = s[q];
+                column[warp / 4][wj + n * 8 + t * 2 + q] = sum;
         }
     }
     __syncthreads();
     if (tid < COLS && j0 + tid < a.c)
-        z.by_rows[blockIdx.x / across * a.c + j0 + tid] = column[0][tid] + column[1][tid];
+        z.shares[(parts(a.c, SIDE) + row_of_tiles) * a.c + j0 + tid] =
+            column[0][tid] + column[1][tid];
 }
 
 /* ---------------------------------------------------------------- m and c */
@@ -385,22 +389,24 @@ template <class T> struct side_slices {
 /* The last block to have a tile of SIDE columns j: c_j = −(Σ sum_dz·wa + Σ sum_a·m)/M, in two halves. */
 template <class T> __device__ void constants(const k_algbn_args &a, const between &z, int64_t side)
 {
-    __shared__ double sm[THREADS / SIDE][SIDE + 1];
+    constexpr int DOWN = THREADS / SIDE, AT_ONCE = 4;
+    __shared__ double sm[DOWN][SIDE + 1];
     const int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
-    const int64_t j = side * SIDE + x, sides = parts(a.c, SIDE), rows = parts(a.k, ROWS);
+    const int64_t j = side * SIDE + x, n = parts(a.c, SIDE) + parts(a.k, ROWS);
     double s = 0;
-    if (j < a.c) {
-        for (int64_t i = y; i < sides; i += THREADS / SIDE)
-            s += __ldcg(z.by_side + i * a.c + j);
-        for (int64_t i = y; i < rows; i += THREADS / SIDE)
-            s += z.by_rows[i * a.c + j];
+    for (int64_t i = y; i < n && j < a.c; i += AT_ONCE * DOWN) {
+        double v[AT_ONCE];
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; q++)
+            v[q] = i + q * DOWN < n ? __ldcg(z.shares + (i + q * DOWN) * a.c + j) : 0;
+        s += v[0] + v[1] + (v[2] + v[3]);
     }
     __syncthreads();
     sm[y][x] = s;
     __syncthreads();
     if (y > 0 || j >= a.c)
         return;
-    for (int i = 1; i < THREADS / SIDE; i++)
+    for (int i = 1; i < DOWN; i++)
         s += sm[i][x];
     s /= -(double)a.rows;
     const T high = k_type<T>::store((float)s);
@@ -421,23 +427,23 @@ __global__ void __launch_bounds__(THREADS) k_algbn_sides(k_algbn_args a, between
     __shared__ float sums[2][SIDE]; /* of a: of this tile's rows, of its columns */
     __shared__ bool last[2];
     const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
-    int64_t down = 0;
-    while ((down + 1) * (down + 2) / 2 <= blockIdx.x)
-        down++;
-    const int64_t right = blockIdx.x - down * (down + 1) / 2, sides = parts(a.c, SIDE);
+    const int tiles = (int)blockIdx.x, sides = (int)parts(a.c, SIDE);
+    int down = (int)((sqrtf(8.0f * (float)tiles + 1) - 1) / 2); /* rows of tiles above */
+    down += (down + 1) * (down + 2) / 2 <= tiles ? 1 : down * (down + 1) / 2 > tiles ? -1 : 0;
+    const int right = tiles - down * (down + 1) / 2;
     const int64_t i0 = down * SIDE, j0 = right * SIDE;
     const int64_t span = parts(a.k, 8 * WARPS) * 8, first = warp * span;
     const int64_t end = first + span < a.k ? first + span : a.k;
-    if (tid < 2 * SIDE) {
-        const int64_t i = (tid < SIDE ? i0 : j0) + tid % SIDE;
-        sums[tid / SIDE][tid % SIDE] = i < a.c ? a.sum_a[i] : 0;
-    }
     const uint32_t ring = k_shared(sm) + warp * 2 * S::BYTES;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (first + i * S::DEPTH < end)
             S::load(a, z.b, ring + i * S::BYTES, i0, j0, first + i * S::DEPTH, end);
         k_copies_end();
+    }
+    if (tid < 2 * SIDE) {
+        const int64_t i = (tid < SIDE ? i0 : j0) + tid % SIDE;
+        sums[tid / SIDE][tid % SIDE] = i < a.c ? a.sum_a[i] : 0;
     }
     float total[2][4] = {};
     int stage = 0;
@@ -517,15 +523,16 @@ __global__ void __launch_bounds__(THREADS) k_algbn_sides(k_algbn_args a, between
 #pragma unroll
             for (int i = 0; i < SIDE; i++)
                 s += (double)sums[!by_column][i] * (by_column ? tile[i][x] : tile[x][i]);
-            z.by_side[(by_column ? down : right) * a.c + at] = s;
+            z.shares[(by_column ? down : right) * a.c + at] = s;
         }
         __threadfence();
     }
     __syncthreads();
     if (tid < 2) {
-        const int64_t side = tid ? down : right;
+        const int side = tid ? down : right;
         last[tid] = (tid == 0 || down != right) && atomicAdd(&z.arrived[side], 1) == sides - 1;
-        __threadfence();
+        if (last[tid])
+            __threadfence();
     }
     __syncthreads();
     if (last[0])
@@ -546,8 +553,7 @@ static size_t divide(between *z, char *at, int64_t k, int64_t c)
         return p;
     };
     z->b = (float *)take(k, sizeof(float));
-    z->by_rows = (double *)take(parts(k, ROWS) * c, sizeof(double));
-    z->by_side = (double *)take(parts(c, SIDE) * c, sizeof(double));
+    z->shares = (double *)take((parts(c, SIDE) + parts(k, ROWS)) * c, sizeof(double));
     z->arrived = (int *)take(parts(c, SIDE), sizeof(int));
     return bytes;
 }

@@ -124,8 +124,7 @@ __device__ void squares(const float *gram, int c, const float *rows, int col, in
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const float4 v = *(const float4 *)(rows + r * c + col);
-        q[r] = 2 * ((double)sum[r][0] * v.x + (double)sum[r][1] * v.y + (double)sum[r][2] * v.z +
-                    (double)sum[r][3] * v.w);
+        q[r] = 2 * (sum[r][0] * v.x + sum[r][1] * v.y + sum[r][2] * v.z + sum[r][3] * v.w);
     }
 }
 
@@ -141,21 +140,20 @@ __global__ void __launch_bounds__(THREADS)
     float *rows = (float *)sm;
     const int c = (int)s.c, tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int row = warp % ROWS, share = warp / ROWS, columns = c / 4, step = THREADS / columns;
-    const int64_t k0 = (int64_t)blockIdx.x * ROWS, k = k0 + tid;
+    const bool mine = tid < ROWS;
+    const int64_t k0 = (int64_t)blockIdx.x * ROWS, k = mine ? k0 + tid : k0;
     const T *w = (const T *)s.w + k0 * c;
     const double m = (double)s.rows;
-    const bool mine = tid < ROWS;
-    const float running_mean = mine ? s.running_mean[k] : 0;
-    const float running_var = mine ? s.running_var[k] : 0;
+    const float running_mean = s.running_mean[k], running_var = s.running_var[k];
     double v = 0, u = 0;
 #pragma unroll 2
     for (int j = (share * 32 + lane) * 4; j < c; j += SHARES * 128) {
         const float4 f = load4(w + row * c + j), a = *(const float4 *)(s.sum_a + j);
         const float *g = s.gram + (int64_t)j * (c + 1);
         *(float4 *)(rows + row * c + j) = f;
-        v += (double)f.x * a.x + (double)f.y * a.y + (double)f.z * a.z + (double)f.w * a.w;
-        u += (double)f.x * f.x * g[0] + (double)f.y * f.y * g[c + 1] +
-             (double)f.z * f.z * g[2 * (c + 1)] + (double)f.w * f.w * g[3 * (c + 1)];
+        v += f.x * a.x + f.y * a.y + f.z * a.z + f.w * a.w; /* conversions to fp64 are slow */
+        u += f.x * f.x * g[0] + f.y * f.y * g[c + 1] + f.z * f.z * g[2 * (c + 1)] +
+             f.w * f.w * g[3 * (c + 1)];
     }
     v = warp_sum(v);
     u = warp_sum(u);
