@@ -9,6 +9,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -57,7 +58,9 @@ static dnr_status local_place(const char *name, place *out)
 static dnr_status split(const char *address, char *host, const char **port)
 {
     const char *colon = strrchr(address, ':');
-    if (!colon || colon == address || colon - address >= 256)
+    const size_t digits = colon ? strspn(colon + 1, "0123456789") : 0;
+    const long number = digits > 0 && digits <= 5 && !colon[1 + digits] ? atol(colon + 1) : 0;
+    if (number < 1 || number > 65535 || colon == address || colon - address >= 256)
         return DNR_FAIL(DNR_EUSAGE, "set DNR_MASTER=HOST:PORT, rank 0's host and a free port there",
                         "\"%s\" is no HOST:PORT", address);
     bool bracketed = address[0] == '[' && colon[-1] == ']';
@@ -100,12 +103,15 @@ static void tune(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
+/* Of those that connect and say nothing, and would be waited for one by one, nothing is heard for half a minute. */
 static int listen_at(const place *p)
 {
-    int on = 1, fd = socket(p->family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int on = 1, defer_s = 30, fd = socket(p->family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (p->family != AF_UNIX)
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, &defer_s, sizeof defer_s);
     if (bind(fd, (const struct sockaddr *)&p->at, p->size) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
     int e = errno;
