@@ -2,6 +2,7 @@
  * dist.transport = mpi asks for it. Nothing waits inside MPI: requests are polled, and between polls it is asked who is
  * lost, which MPI itself cannot tell. */
 #include "../../runtime/comm.h"
+#include "../socket.h"
 
 #include <mpi.h>
 #include <stdlib.h>
@@ -31,23 +32,16 @@ static dnr_status fail(int code, const char *doing)
                     "MPI: %s: %.300s", doing, text);
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Polls until all requests are done, or a rank is lost, or nobody may wait any longer. */
 static dnr_status finish(dnr_comm *c)
 {
     mpi *m = c->state;
-    double begun = now();
+    double begun = dnri_clock();
     for (int done = 0; !done;) {
         int code = MPI_Testall(m->n, m->request, &done, m->status);
         if (code != MPI_SUCCESS)
             return fail(code, "waiting for other ranks");
-        double waited = done ? 0 : now() - begun;
+        double waited = done ? 0 : dnri_clock() - begun;
         if (waited > 100e-6) { /* ranks may share a core */
             DNR_TRY(dnri_comm_check(c));
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);

@@ -4,6 +4,7 @@
 #include "../../runtime/reduce.h"
 #include "../../runtime/status.h"
 #include "../host.h"
+#include "../socket.h"
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -39,54 +40,35 @@ typedef struct start {
     ncclUniqueId id;
     ncclComm_t comm;
     ncclResult_t result;
-    pthread_mutex_t lock;
-    pthread_cond_t event;
-    bool done;
+    _Atomic bool done;
 } start;
 
 static void *start_main(void *arg)
 {
     start *s = arg;
-    ncclComm_t comm = NULL;
-    ncclResult_t r = cudaSetDevice(s->index) == cudaSuccess
-                         ? ncclCommInitRank(&comm, s->world, s->id, s->rank)
-                         : ncclUnhandledCudaError;
-    pthread_mutex_lock(&s->lock);
-    s->comm = comm;
-    s->result = r;
+    s->result = cudaSetDevice(s->index) == cudaSuccess
+                    ? ncclCommInitRank(&s->comm, s->world, s->id, s->rank)
+                    : ncclUnhandledCudaError;
     s->done = true;
-    pthread_cond_signal(&s->event);
-    pthread_mutex_unlock(&s->lock);
     return NULL;
 }
 
 /* Waits for the thread, at most the communicator's timeout, or until a rank is lost. */
-static dnr_status await(nccl *n, start *s)
+static dnr_status await(nccl *n, const start *s)
 {
-    struct timespec begun, now, end;
-    dnr_status st = DNR_OK;
-    clock_gettime(CLOCK_MONOTONIC, &begun);
-    pthread_mutex_lock(&s->lock);
-    while (!s->done && st == DNR_OK) {
-        clock_gettime(CLOCK_REALTIME, &end);
-        end.tv_nsec += 100000000;
-        end.tv_sec += end.tv_nsec / 1000000000;
-        end.tv_nsec %= 1000000000;
-        (void)pthread_cond_timedwait(&s->event, &s->lock, &end);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        st = dnri_comm_check(n->c);
-        if (st == DNR_OK && !s->done && (double)(now.tv_sec - begun.tv_sec) > n->c->timeout_s)
-            st = DNR_FAIL(
+    const double end = dnri_clock() + n->c->timeout_s;
+    while (!s->done) {
+        DNR_TRY(dnri_comm_check(n->c));
+        if (dnri_clock() > end)
+            return DNR_FAIL(
                 DNR_EPEER,
                 "set NCCL_DEBUG=INFO to see what it waits for; NCCL_SOCKET_IFNAME names the "
                 "interface to use; see that a firewall lets ranks connect",
                 "NCCL did not connect the %d ranks within %g s", n->c->world, n->c->timeout_s);
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     }
-    if (st == DNR_OK && s->result != ncclSuccess)
-        st = fail(s->result, NULL, "connecting the ranks");
     n->comm = s->comm;
-    pthread_mutex_unlock(&s->lock);
-    return st;
+    return s->result == ncclSuccess ? DNR_OK : fail(s->result, NULL, "connecting the ranks");
 }
 
 static dnr_status connect_ranks(nccl *n)
@@ -108,8 +90,6 @@ static dnr_status connect_ranks(nccl *n)
         free(s);
         return st;
     }
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->event, NULL);
     int error = pthread_create(&thread, NULL, start_main, s);
     if (error) {
         free(s);
@@ -121,8 +101,6 @@ static dnr_status connect_ranks(nccl *n)
         return st;
     }
     pthread_join(thread, NULL);
-    pthread_cond_destroy(&s->event);
-    pthread_mutex_destroy(&s->lock);
     free(s);
     return st;
 }
