@@ -154,7 +154,7 @@ static dnr_status begin_with(session *s, const resume *r, bool allow, dnr_error 
 {
     char where[96];
     dnr_status st;
-    dnr_comm_stage(s->comm, 0, "loading the weights");
+    dnr_comm_stage(s->comm, RANKS_SLOW_S, "loading the weights");
     if (r->from) {
         TOOL_TRY(st, resume_check_session(r, s, allow, err));
         TOOL_LIB(st, dnr_checkpoint_restore(r->from, s->trainer));
@@ -174,7 +174,7 @@ static dnr_status find_place(session *s, const tool_args *a, rundir *dir, resume
 {
     dnr_status st = DNR_OK;
     bool leads = session_speaks(s);
-    dnr_comm_stage(s->comm, 0, "opening the run directory");
+    dnr_comm_stage(s->comm, RANKS_SLOW_S, "opening the run directory");
     if (leads && is_auto(a)) /* locked before it is looked at */
         TOOL_TRY(st, rundir_make(dir, &s->cfg, a->out, true, err));
     if (leads)
@@ -198,6 +198,7 @@ static dnr_status train(session *s, const tool_args *a, rundir *dir, resume *r, 
     TOOL_TRY(st, ranks_compare(s, err));
     banner(s, dir);
     TOOL_TRY(st, begin_with(s, r, a->allow_changes, err));
+    dnr_comm_stage(s->comm, RANKS_SLOW_S, "beginning the run directory");
     if (session_speaks(s))
         TOOL_TRY(st, rundir_begin(dir, s, r->from, n_command, command, err));
     st = train_loop(s, dir, r, err);

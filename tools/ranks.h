@@ -4,6 +4,9 @@
 
 #include "session.h"
 
+/* The others may wait so many seconds for a rank that reads or writes files, or times its plan. */
+enum { RANKS_SLOW_S = 900 };
+
 /* Waits until all ranks are there; s->comm is then set, alone or not. From now on this rank's screen knows it (screen.h),
  * and a lost rank ends the process with code 5 and one message. */
 dnr_status ranks_open(session *s, bool log_all, dnr_error *err);

@@ -6,10 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    START_S = 900
-}; /* other ranks may wait this long for the slowest to index its data and time its plan */
-
 static dnr_status open_source(const cfg *c, const char *key, const char *path,
                               const char *class_map, dnr_source **out, dnr_error *err)
 {
@@ -230,7 +226,7 @@ dnr_status session_open(session *s, int data, dnr_error *err)
     char where[96];
     dnr_status st;
     if (s->comm)
-        dnr_comm_stage(s->comm, START_S, "opening the data, the device and the plan");
+        dnr_comm_stage(s->comm, RANKS_SLOW_S, "opening the data, the device and the plan");
     TOOL_TRY(st, open_data(s, data, err)); /* first: it fails most often, and fast */
     if (!s->dev && (st = ranks_open_device(s)) != DNR_OK) {
         tool_lib_error(err, cfg_origin(c, "device", where), NULL);

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAVE_S = 600 }; /* other ranks may wait this long for a checkpoint */
-
 static volatile sig_atomic_t stop_signal;
 static dnr_trainer *volatile to_stop; /* by a signal; NULL: the loop does not run */
 
@@ -396,7 +394,7 @@ static dnr_status save(loop *l)
         l->saved = l->seen;
         return DNR_OK;
     }
-    dnr_comm_stage(l->s->comm, SAVE_S, "saving a checkpoint");
+    dnr_comm_stage(l->s->comm, RANKS_SLOW_S, "saving a checkpoint");
     char *cfg_note = resume_note_cfg(c), *data = resume_note_data(l->s), *mine = loop_note(l);
     const char *notes[] = {"cfg", cfg_note, "data", data, "loop", mine, NULL};
     rundir_save_opts o = {.step = l->seen, .best = l->best_step, .keep = c->run.keep};
