@@ -1,8 +1,6 @@
 /* conv.c: convolutions through cuDNN; plain loops where it has no engine. Statistics come from cuDNN's epilogue
  * or from a pass of our own over y, whichever is faster. */
-#include "../../runtime/cuda/convplan.h"
-#include "../layers.h"
-#include "kernels.h"
+#include "conv_run.h"
 #include "norm.h"
 
 #include <float.h>
@@ -12,32 +10,19 @@
 enum { Y, SUM, SQSUM }; /* out of conv.stats */
 
 typedef struct conv {
+    dnri_conv_run run;
     dnri_conv_kind kind;
-    bool own_sums; /* FPROP_STATS: `plan` is fprop's, and our kernels sum */
-    k_conv_args geometry;
-    const dnri_conv_plan *plan; /* the device's */
-    cudnnBackendDescriptor_t pack;
+    bool own_sums; /* FPROP_STATS: the plan is fprop's, and our kernels sum */
     size_t
         dw; /* wgrad in 16 bits whose dw is wanted in fp32: bytes of it in the compute type, at the start of the workspace */
 } conv;
 
-static void release(dnri_cuda_op *s)
-{
-    conv *c = s->own;
-    if (c && c->pack)
-        (void)cudnnBackendDestroyDescriptor(c->pack);
-    free(c);
-}
-
 static dnr_status prepare(dnri_cuda_op *s)
 {
-    conv *c = s->own;
-    dnri_binding *b = &s->at;
+    const conv *c = s->own;
+    const dnri_binding *b = &s->at;
     char *workspace = b->workspace;
     dnri_conv_at at = {.workspace = workspace ? workspace + c->dw : NULL};
-    if (c->pack)
-        (void)cudnnBackendDestroyDescriptor(c->pack);
-    c->pack = NULL;
     at.x = c->kind == DNRI_DGRAD ? b->out[0] : b->in[0];
     at.w = c->kind != DNRI_WGRAD ? b->in[1] : c->dw ? workspace : b->out[0];
     at.y = c->kind == DNRI_DGRAD ? b->in[0] : c->kind == DNRI_WGRAD ? b->in[1] : b->out[Y];
@@ -45,7 +30,7 @@ static dnr_status prepare(dnri_cuda_op *s)
         at.sum = b->out[SUM];
         at.sqsum = b->out[SQSUM];
     }
-    return dnri_cudnn_pack(&c->pack, &at);
+    return dnri_conv_bind(s, &at);
 }
 
 /* Σ y and Σ y² by our kernels. Nobody reads those of a clone. */
@@ -59,8 +44,7 @@ static void run_sums(const dnri_cuda_op *s)
 static dnr_status run_cudnn(dnri_cuda_op *s)
 {
     const conv *c = s->own;
-    DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
-               c->plan->impl);
+    DNR_TRY(dnri_conv_execute(s));
     if (c->dw) {
         const k_widen_args w = {
             (int)s->in[0].dtype, 1, {s->at.workspace}, {s->at.out[0]}, {dnri_count(&s->out[0])}};
@@ -89,11 +73,11 @@ static dnr_status run_direct(dnri_cuda_op *s)
     const conv *c = s->own;
     void *const *in = s->at.in, *out = s->at.out[0];
     if (c->kind == DNRI_FPROP || c->kind == DNRI_FPROP_STATS)
-        k_conv_fprop(s->stream, &c->geometry, in[0], in[1], out);
+        k_conv_fprop(s->stream, &c->run.geometry, in[0], in[1], out);
     else if (c->kind == DNRI_DGRAD)
-        k_conv_dgrad(s->stream, &c->geometry, in[0], in[1], out);
+        k_conv_dgrad(s->stream, &c->run.geometry, in[0], in[1], out);
     else
-        k_conv_wgrad(s->stream, &c->geometry, in[0], in[1], (int)s->out[0].dtype, out);
+        k_conv_wgrad(s->stream, &c->run.geometry, in[0], in[1], (int)s->out[0].dtype, out);
     run_sums(s);
     return DNR_OK;
 }
@@ -106,24 +90,9 @@ static dnri_conv_problem problem_of(dnri_conv_kind kind, const dnr_graph *g, con
     const dnr_desc *y = dnri_desc(g, kind == DNRI_DGRAD   ? op->in[0]
                                      : kind == DNRI_WGRAD ? op->in[1]
                                                           : op->out[Y]);
-    return (dnri_conv_problem){
-        .kind = kind,
-        .type = x->dtype,
-        .tf32 = dnri_graph_numerics(g)->tf32,
-        .n = x->dim[0],
-        .h = x->dim[1],
-        .w = x->dim[2],
-        .c = x->dim[3],
-        .p = y->dim[1],
-        .q = y->dim[2],
-        .k = y->dim[3],
-        .kernel = a->kernel,
-        .stride = a->stride,
-        .pad = a->pad,
-        .deterministic = o->deterministic,
-        .benchmark = o->tried ? DNRI_ANEW : o->benchmark,
-        .workspace_cap = (int64_t)o->workspace_cap,
-    };
+    dnri_conv_problem p = dnri_conv_problem_of(kind, x, y, a, o);
+    p.tf32 = dnri_graph_numerics(g)->tf32;
+    return p;
 }
 
 /* A statistics pass as the tuner times it: y, then workspace, then sums, in its memory. */
@@ -181,9 +150,13 @@ static dnr_status choose_stats(dnri_cuda *d, const dnri_conv_problem *p, dnri_co
     return DNR_OK;
 }
 
-static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                         const dnri_lower_opts *o, dnri_step *out)
 {
+    const dnri_conv_kind kind = op->def == &dnri_def_conv         ? DNRI_FPROP
+                                : op->def == &dnri_def_conv_stats ? DNRI_FPROP_STATS
+                                : op->def == &dnri_def_conv_dgrad ? DNRI_DGRAD
+                                                                  : DNRI_WGRAD;
     dnri_cuda *d = dnri_cuda_of(dev);
     dnri_conv_problem p = problem_of(kind, g, op, o);
     dnri_conv_plan *plan, *tried = NULL;
@@ -201,12 +174,6 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
         DNR_TRY(dnri_cudnn_choose(d, &p, &plan));
     dnri_cudnn_tell(o, g, op, tried && tried->n_tried ? tried : plan, plan);
     const bool own_sums = (int64_t)kind != plan->problem.kind;
-    if (!plan->plan)
-        dnri_log(DNR_LOG_WARN,
-                 "%s (%s): cuDNN has no engine for %s, kernel %d, stride %d, within %zu MiB: plain "
-                 "loops are used, slowly",
-                 op->name, op->def->name, dnri_dtype_name((dnr_dtype)p.type), (int)p.kernel,
-                 (int)p.stride, o->workspace_cap >> 20);
     conv *c = calloc(1, sizeof *c);
     if (!c)
         return DNR_FAIL_NOMEM();
@@ -222,35 +189,20 @@ static dnr_status lower(dnri_conv_kind kind, dnr_device *dev, const dnr_graph *g
         free(c);
         return st;
     }
-    *c = (conv){.kind = kind,
+    *c = (conv){.run = dnri_conv_run_of(d, &p, op, plan),
+                .kind = kind,
                 .own_sums = own_sums,
-                .plan = plan,
-                .geometry = {(int)p.type, d->sms, (int)p.n, (int)p.h, (int)p.w, (int)p.c, (int)p.p,
-                             (int)p.q, (int)p.k, (int)p.kernel, (int)p.stride, (int)p.pad}};
+                .dw = plan->plan ? dw : 0};
     s->own = c;
-    s->release = release;
-    if (plan->plan) {
-        c->dw = dw;
-        s->prepare = prepare;
+    s->release = dnri_conv_release;
+    s->prepare = prepare;
+    if (plan->plan)
         out->workspace = dw + plan->workspace;
-    }
     if (own_sums) { /* after the convolution, so in the same place */
         const size_t sums = k_norm_workspace((int)p.type, d->sms, p.k);
         out->workspace = out->workspace > sums ? out->workspace : sums;
     }
     return DNR_OK;
-}
-
-static dnr_status lower_fprop(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                              const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(DNRI_FPROP, dev, g, op, o, out);
-}
-
-static dnr_status lower_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                              const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(DNRI_FPROP_STATS, dev, g, op, o, out);
 }
 
 /* Where cuDNN has precompiled engines: those for other types and numbers of channels are compiled at run time and
@@ -270,18 +222,6 @@ static bool stats_pay(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
                              y->dim[3], false) < 1;
 }
 
-static dnr_status lower_dgrad(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                              const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(DNRI_DGRAD, dev, g, op, o, out);
-}
-
-static dnr_status lower_wgrad(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                              const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(DNRI_WGRAD, dev, g, op, o, out);
-}
-
 static bool is_narrow(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
     return dnri_dtype_size(dnri_desc(g, op->in[0])->dtype) == 2;
@@ -294,10 +234,10 @@ static dnr_status lower_widen(dnr_device *dev, const dnr_graph *g, const dnri_op
 }
 
 const dnri_lowering dnri_cuda_conv[] = {
-    {&dnri_def_conv, NULL, lower_fprop},
-    {&dnri_def_conv_stats, has_stats, lower_stats},
-    {&dnri_def_conv_dgrad, NULL, lower_dgrad},
-    {&dnri_def_conv_wgrad, NULL, lower_wgrad},
+    {&dnri_def_conv, NULL, lower},
+    {&dnri_def_conv_stats, has_stats, lower},
+    {&dnri_def_conv_dgrad, NULL, lower},
+    {&dnri_def_conv_wgrad, NULL, lower},
     {&dnri_def_grad_widen, is_narrow, lower_widen},
     {0},
 };

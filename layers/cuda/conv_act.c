@@ -1,10 +1,8 @@
 /* conv_act.c: convolutions that finish what they write: an engine of cuDNN's with the epilogue, fprop's and a pass of our
  * own, or, of single pixels, a product of cuBLASLt's, whichever is fastest; norms folded into weights. */
-#include "../../runtime/cuda/convplan.h"
 #include "../../runtime/cuda/product.h"
 #include "../../runtime/engine_ops.h"
-#include "../layers.h"
-#include "kernels.h"
+#include "conv_run.h"
 
 #include <float.h>
 #include <stdio.h>
@@ -22,18 +20,9 @@ typedef struct way {
 } way;
 
 typedef struct conv {
+    dnri_conv_run run;
     way way;
-    k_conv_args geometry;
-    cudnnBackendDescriptor_t pack;
 } conv;
-
-static void release(dnri_cuda_op *s)
-{
-    conv *c = s->own;
-    if (c && c->pack)
-        (void)cudnnBackendDestroyDescriptor(c->pack);
-    free(c);
-}
 
 static void *low_of(const dnri_cuda_op *s)
 {
@@ -42,19 +31,14 @@ static void *low_of(const dnri_cuda_op *s)
 
 static dnr_status prepare(dnri_cuda_op *s)
 {
-    conv *c = s->own;
+    const conv *c = s->own;
     dnri_conv_at at = {
         .x = s->at.in[X], .w = s->at.in[W], .y = s->at.out[0], .workspace = s->at.workspace};
-    if (c->way.product || !c->way.plan->plan)
-        return DNR_OK;
     if (c->way.whole) {
         at.bias = low_of(s);
         at.residual = s->at.in[RESIDUAL];
     }
-    if (c->pack)
-        (void)cudnnBackendDestroyDescriptor(c->pack);
-    c->pack = NULL;
-    return dnri_cudnn_pack(&c->pack, &at);
+    return dnri_conv_bind(s, &at);
 }
 
 static dnr_status run_product(dnri_cuda_op *s)
@@ -69,28 +53,13 @@ static dnr_status run_product(dnri_cuda_op *s)
     return dnri_product_run(s->dev, c->way.product, s->stream, &at);
 }
 
-/* cuDNN's handle belongs to the compute lane and is lent to another. */
-static dnr_status execute(dnri_cuda_op *s, const dnri_conv_plan *plan)
-{
-    const cudaStream_t home = s->dev->lane[DNRI_COMPUTE];
-    const conv *c = s->own;
-    if (s->stream != home)
-        DNRI_CUDNN(cudnnSetStream(s->dev->cudnn, s->stream), "changing lanes");
-    const cudnnStatus_t st = cudnnBackendExecute(s->dev->cudnn, plan->plan, c->pack);
-    if (s->stream != home)
-        DNRI_CUDNN(cudnnSetStream(s->dev->cudnn, home), "changing lanes");
-    DNRI_CUDNN(st, "running %s", plan->impl);
-    return DNR_OK;
-}
-
 static dnr_status run(dnri_cuda_op *s)
 {
     const conv *c = s->own;
-    const dnri_conv_plan *plan = c->way.plan;
-    if (plan->plan)
-        DNR_TRY(execute(s, plan));
+    if (c->way.plan->plan)
+        DNR_TRY(dnri_conv_execute(s));
     else
-        k_conv_fprop(s->stream, &c->geometry, s->at.in[X], s->at.in[W], s->at.out[0]);
+        k_conv_fprop(s->stream, &c->run.geometry, s->at.in[X], s->at.in[W], s->at.out[0]);
     if (c->way.whole)
         return DNR_OK;
     const int64_t k = s->out[0].dim[3];
@@ -204,26 +173,11 @@ static dnri_conv_problem problem_of(const dnr_graph *g, const dnri_op *op, const
 {
     const dnri_conv_act_attr *a = (const dnri_conv_act_attr *)op->attr;
     const dnr_desc *x = dnri_desc(g, op->in[X]), *y = dnri_desc(g, op->out[0]);
-    return (dnri_conv_problem){
-        .kind = DNRI_FPROP_ACT,
-        .type = x->dtype,
-        .tf32 = dnri_graph_numerics(g)->tf32,
-        .n = x->dim[0],
-        .h = x->dim[1],
-        .w = x->dim[2],
-        .c = x->dim[3],
-        .p = y->dim[1],
-        .q = y->dim[2],
-        .k = y->dim[3],
-        .kernel = a->conv.kernel,
-        .stride = a->conv.stride,
-        .pad = a->conv.pad,
-        .residual = op->in[RESIDUAL] >= 0,
-        .relu = a->relu,
-        .deterministic = o->deterministic,
-        .benchmark = o->tried ? DNRI_ANEW : o->benchmark,
-        .workspace_cap = (int64_t)o->workspace_cap,
-    };
+    dnri_conv_problem p = dnri_conv_problem_of(DNRI_FPROP_ACT, x, y, &a->conv, o);
+    p.tf32 = dnri_graph_numerics(g)->tf32;
+    p.residual = op->in[RESIDUAL] >= 0;
+    p.relu = a->relu;
+    return p;
 }
 
 static dnr_status choose_way(dnri_cuda *d, const dnri_conv_problem *p, bool low,
@@ -270,12 +224,6 @@ static dnr_status lower_act(dnr_device *dev, const dnr_graph *g, const dnri_op *
     way w;
     DNR_TRY(choose_way(d, &p, p.type == DNR_F32 || op->in[LOW] >= 0, o, &w));
     tell(&w, g, op, o);
-    if (!w.product && !w.plan->plan)
-        dnri_log(DNR_LOG_WARN,
-                 "%s (%s): cuDNN has no engine for %s, kernel %d, stride %d, within %zu MiB: plain "
-                 "loops are used, slowly",
-                 op->name, op->def->name, dnri_dtype_name((dnr_dtype)p.type), (int)p.kernel,
-                 (int)p.stride, o->workspace_cap >> 20);
     conv *c = calloc(1, sizeof *c);
     if (!c)
         return DNR_FAIL_NOMEM();
@@ -287,11 +235,9 @@ static dnr_status lower_act(dnr_device *dev, const dnr_graph *g, const dnri_op *
         free(c);
         return st;
     }
-    *c = (conv){.way = w,
-                .geometry = {(int)p.type, d->sms, (int)p.n, (int)p.h, (int)p.w, (int)p.c, (int)p.p,
-                             (int)p.q, (int)p.k, (int)p.kernel, (int)p.stride, (int)p.pad}};
+    *c = (conv){.run = dnri_conv_run_of(d, &p, op, w.plan), .way = w};
     s->own = c;
-    s->release = release;
+    s->release = dnri_conv_release;
     s->prepare = prepare;
     s->stream = d->lane[o->lane];
     out->lane = o->lane;

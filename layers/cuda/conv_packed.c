@@ -13,10 +13,8 @@
  * else takes BLOCKS. Where fprop is timed against cuDNN's engines, the faster way is taken; the wgrad of these is out of
  * the question. Their weights are packed anew each step, unless they come packed, as a fold's do, and dw is unpacked
  * where it is widened. */
-#include "../../runtime/cuda/convplan.h"
 #include "../../runtime/engine_ops.h"
-#include "../layers.h"
-#include "kernels.h"
+#include "conv_run.h"
 #include "norm.h"
 
 #include <float.h>
@@ -26,37 +24,22 @@
 enum { Y, SUM, SQSUM }; /* out of conv_packed.fprop */
 
 typedef struct stem {
+    dnri_conv_run run; /* of the packed convolution */
     bool wgrad;
     bool packed;      /* w is so already */
     k_stem_args args; /* of our own */
     k_packed_args weights;
-    k_conv_args geometry; /* of the packed convolution */
-    const dnri_conv_plan *plan;
-    cudnnBackendDescriptor_t pack;
     size_t bytes; /* of packed weights or their gradients, at the start of the workspace */
 } stem;
 
-static void release(dnri_cuda_op *s)
-{
-    stem *c = s->own;
-    if (c && c->pack)
-        (void)cudnnBackendDestroyDescriptor(c->pack);
-    free(c);
-}
-
 static dnr_status prepare(dnri_cuda_op *s)
 {
-    stem *c = s->own;
+    const stem *c = s->own;
     const dnri_conv_at at = {.x = s->at.in[0],
                              .w = c->packed ? s->at.in[1] : s->at.workspace,
                              .y = c->wgrad ? s->at.in[1] : s->at.out[Y],
                              .workspace = (char *)s->at.workspace + c->bytes};
-    if (!c->plan || !c->plan->plan)
-        return DNR_OK;
-    if (c->pack)
-        (void)cudnnBackendDestroyDescriptor(c->pack);
-    c->pack = NULL;
-    return dnri_cudnn_pack(&c->pack, &at);
+    return dnri_conv_bind(s, &at);
 }
 
 /* Are statistics wanted? Nobody reads those of a clone. */
@@ -86,19 +69,18 @@ static dnr_status run_own(dnri_cuda_op *s)
 
 static dnr_status run(dnri_cuda_op *s)
 {
-    stem *c = s->own;
+    const stem *c = s->own;
     k_packed_args w = c->weights;
     void *packed = c->packed ? s->at.in[1] : s->at.workspace;
     if (!c->wgrad && !c->packed)
         k_pack_weight(s->stream, &w, s->at.in[1], packed);
-    if (c->plan->plan) {
-        DNRI_CUDNN(cudnnBackendExecute(s->dev->cudnn, c->plan->plan, c->pack), "running %s",
-                   c->plan->impl);
+    if (c->run.plan->plan) {
+        DNR_TRY(dnri_conv_execute(s));
     } else if (c->wgrad) {
-        k_conv_wgrad(s->stream, &c->geometry, s->at.in[0], s->at.in[1], DNR_F32, packed);
+        k_conv_wgrad(s->stream, &c->run.geometry, s->at.in[0], s->at.in[1], DNR_F32, packed);
         w.type = DNR_F32; /* of plain loops' dw */
     } else {
-        k_conv_fprop(s->stream, &c->geometry, s->at.in[0], packed, s->at.out[Y]);
+        k_conv_fprop(s->stream, &c->run.geometry, s->at.in[0], packed, s->at.out[Y]);
     }
     if (c->wgrad)
         k_unpack_dw(s->stream, &w, packed, s->at.out[0]);
@@ -141,22 +123,11 @@ static dnri_conv_problem problem_of(const dnr_desc *x, const dnr_desc *y, bool w
                                     const dnri_packed_conv_attr *a, const dnri_lower_opts *o)
 {
     const bool blocks = a->packing == DNRI_BLOCKS;
-    return (dnri_conv_problem){
-        .kind = wgrad ? DNRI_WGRAD : DNRI_FPROP,
-        .type = x->dtype,
-        .n = x->dim[0],
-        .h = x->dim[1],
-        .w = x->dim[2],
-        .c = x->dim[3],
-        .p = y->dim[1],
-        .q = y->dim[2],
-        .k = y->dim[3],
-        .kernel = blocks ? (a->conv.kernel + a->conv.pad % 2 + 1) / 2 : a->conv.kernel,
-        .stride = blocks ? 1 : a->conv.stride,
-        .pad = blocks ? (a->conv.pad + 1) / 2 : a->conv.pad,
-        .deterministic = o->deterministic,
-        .benchmark = o->tried ? DNRI_ANEW : o->benchmark,
-    };
+    const dnri_conv_attr packed = {.kernel = blocks ? (a->conv.kernel + a->conv.pad % 2 + 1) / 2
+                                                    : a->conv.kernel,
+                                   .stride = blocks ? 1 : a->conv.stride,
+                                   .pad = blocks ? (a->conv.pad + 1) / 2 : a->conv.pad};
+    return dnri_conv_problem_of(wgrad ? DNRI_WGRAD : DNRI_FPROP, x, y, &packed, o);
 }
 
 /* ---------------------------------------------------------------- ours or cuDNN's */
@@ -290,12 +261,6 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
         DNR_TRY(dnri_cudnn_choose_for(d, &p, g, op, o, &plan));
         dnri_cudnn_tell(o, g, op, plan, plan);
     }
-    if (plan && !plan->plan)
-        dnri_log(DNR_LOG_WARN,
-                 "%s (%s): cuDNN has no engine for packed %s within %zu MiB: plain "
-                 "loops are used, slowly",
-                 op->name, op->def->name, dnri_dtype_name((dnr_dtype)p.type),
-                 o->workspace_cap >> 20);
     stem *c = calloc(1, sizeof *c);
     if (!c)
         return DNR_FAIL_NOMEM();
@@ -307,17 +272,15 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
         free(c);
         return st;
     }
-    *c = (stem){.wgrad = wgrad,
+    *c = (stem){.run = dnri_conv_run_of(d, &p, op, plan),
+                .wgrad = wgrad,
                 .packed = packed,
                 .args = own,
                 .weights = {(int)p.type, (int)p.k, a->conv.kernel, (int)p.kernel, a->conv.pad % 2,
                             a->packing == DNRI_BLOCKS},
-                .geometry = {(int)p.type, d->sms, (int)p.n, (int)p.h, (int)p.w, (int)p.c, (int)p.p,
-                             (int)p.q, (int)p.k, (int)p.kernel, (int)p.stride, (int)p.pad},
-                .plan = plan,
                 .bytes = bytes};
     s->own = c;
-    s->release = release;
+    s->release = dnri_conv_release;
     s->prepare = prepare;
     if (!plan) {
         out->workspace = wgrad ? k_stem_wgrad_workspace(&own) : k_stem_workspace(&own);

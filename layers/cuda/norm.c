@@ -235,18 +235,6 @@ static dnr_status lower_train(dnr_device *dev, const dnr_graph *g, const dnri_op
     return lower(dev, g, op, run_train, 3, "k_norm stats+apply", out);
 }
 
-static dnr_status lower_apply(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                              const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(dev, g, op, run_apply, 1, "k_norm apply", out);
-}
-
-static dnr_status lower_eval(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                             const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(dev, g, op, run_eval, 1, "k_norm eval", out);
-}
-
 static dnr_status lower_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_lower_opts *o, dnri_step *out)
 {
@@ -255,28 +243,27 @@ static dnr_status lower_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *
     return lower(dev, g, op, run_bwd, 3, "k_norm sums+apply", out);
 }
 
-static dnr_status lower_sums(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                             const dnri_lower_opts *o, dnri_step *out)
+/* The ops that are done in one way whatever their shape. */
+static dnr_status lower_other(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                              const dnri_lower_opts *o, dnri_step *out)
 {
-    return lower(dev, g, op, run_sums, 2, "k_norm stats", out);
-}
-
-static dnr_status lower_sync(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                             const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(dev, g, op, run_sync, 1, "k_norm apply of sums", out);
-}
-
-static dnr_status lower_bwd_sums(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                                 const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(dev, g, op, run_bwd_sums, 2, "k_norm sums", out);
-}
-
-static dnr_status lower_bwd_dx(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                               const dnri_lower_opts *o, dnri_step *out)
-{
-    return lower(dev, g, op, run_bwd_dx, 1, "k_norm apply", out);
+    static const struct {
+        const dnri_op_def *def;
+        dnr_status (*launch)(dnri_cuda_op *);
+        int launches;
+        const char *what;
+    } ways[] = {
+        {&dnri_def_norm_apply, run_apply, 1, "k_norm apply"},
+        {&dnri_def_norm_eval, run_eval, 1, "k_norm eval"},
+        {&dnri_def_norm_sums, run_sums, 2, "k_norm stats"},
+        {&dnri_def_norm_sync, run_sync, 1, "k_norm apply of sums"},
+        {&dnri_def_norm_bwd_sums, run_bwd_sums, 2, "k_norm sums"},
+        {&dnri_def_norm_bwd_dx, run_bwd_dx, 1, "k_norm apply"},
+    };
+    size_t i = 0;
+    while (ways[i].def != op->def)
+        i++;
+    return lower(dev, g, op, ways[i].launch, ways[i].launches, ways[i].what, out);
 }
 
 static dnr_status run_relu(dnri_cuda_op *s)
@@ -296,15 +283,9 @@ static dnr_status run_relu_bwd(dnri_cuda_op *s)
 static dnr_status lower_relu(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                              const dnri_lower_opts *o, dnri_step *out)
 {
-    DNR_TRY(dnri_cuda_lower(dev, g, op, run_relu, 1, "k_relu", out, NULL));
-    out->in_place = true;
-    return DNR_OK;
-}
-
-static dnr_status lower_relu_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
-                                 const dnri_lower_opts *o, dnri_step *out)
-{
-    DNR_TRY(dnri_cuda_lower(dev, g, op, run_relu_bwd, 1, "k_relu_bwd", out, NULL));
+    const bool forward = op->def == &dnri_def_relu;
+    DNR_TRY(dnri_cuda_lower(dev, g, op, forward ? run_relu : run_relu_bwd, 1,
+                            forward ? "k_relu" : "k_relu_bwd", out, NULL));
     out->in_place = true;
     return DNR_OK;
 }
@@ -317,14 +298,14 @@ static bool has_mask(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 
 const dnri_lowering dnri_cuda_norm[] = {
     {&dnri_def_norm_train, has_mask, lower_train},
-    {&dnri_def_norm_apply, NULL, lower_apply},
-    {&dnri_def_norm_eval, NULL, lower_eval},
+    {&dnri_def_norm_apply, NULL, lower_other},
+    {&dnri_def_norm_eval, NULL, lower_other},
     {&dnri_def_norm_bwd, NULL, lower_bwd},
-    {&dnri_def_norm_sums, NULL, lower_sums},
-    {&dnri_def_norm_sync, NULL, lower_sync},
-    {&dnri_def_norm_bwd_sums, NULL, lower_bwd_sums},
-    {&dnri_def_norm_bwd_dx, NULL, lower_bwd_dx},
+    {&dnri_def_norm_sums, NULL, lower_other},
+    {&dnri_def_norm_sync, NULL, lower_other},
+    {&dnri_def_norm_bwd_sums, NULL, lower_other},
+    {&dnri_def_norm_bwd_dx, NULL, lower_other},
     {&dnri_def_relu, NULL, lower_relu},
-    {&dnri_def_relu_bwd, NULL, lower_relu_bwd},
+    {&dnri_def_relu_bwd, NULL, lower_relu},
     {0},
 };
