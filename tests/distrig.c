@@ -171,7 +171,8 @@ static void on_loss(void *user, const dnr_error *why)
 dnr_comm *rank_open(double timeout_s)
 {
     dnr_comm *c;
-    dnr_comm_opts o = {.timeout_s = timeout_s, .on_loss = on_loss};
+    dnr_comm_opts o = {
+        .timeout_s = timeout_s, .on_loss = on_loss, .transport = getenv("DNR_TEST_TRANSPORT")};
     if (dnr_comm_open(&o, &c) != DNR_OK)
         leave(dnr_last_error());
     return c;

@@ -41,7 +41,8 @@ void ranks_free(ranks *r);
 /* What rank k said contains `text`. */
 void ranks_say(const ranks *r, int k, const char *text);
 
-/* In a rank: its communicator, opened with this timeout; a loss ends the process with code 5 and its message. */
+/* In a rank: its communicator, opened with this timeout, over $DNR_TEST_TRANSPORT (or TCP); a loss ends the process with
+ * code 5 and its message. */
 dnr_comm *rank_open(double timeout_s);
 /* In a rank: ends it at once with the last error's message and its code. */
 void rank_die(dnr_comm *c);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tool under Open MPI's mpirun: trains and evaluates on 1, 2 and 4 ranks, names a killed rank before the launcher ends
+# Under Open MPI's mpirun, the tool and trainers on ref: trains and evaluates on 1, 2 and 4 ranks, over TCP and MPI; names a killed rank before the launcher ends
 # the others, who end with 5 where it does not, saves and ends with 75 at SIGUSR1. Exit code 77: there is no mpirun here.
 #   tests/mpirun.sh BUILD
 set -euo pipefail
@@ -25,8 +25,23 @@ a, b = (json.load(open(f)) for f in ("alone.json", "eval4.json"))
 assert a["images"] == b["images"] and a["correct1"] == b["correct1"], (a, b)
 PY
 
-# The same through MPI itself, where this build has it.
-if [ -e "$(dirname "$tool")/dnnrun-mpi.so" ]; then
+# Trainers on ref in fp64, with sync_bn and without, against one; sums of every type. Over MPI itself, where this build has it.
+transports=tcp
+[ ! -e "$(dirname "$tool")/dnnrun-mpi.so" ] || transports="tcp mpi"
+cases() { # RANKS PROGRAM CASE [NAME=VALUE]
+    for t in $transports; do
+        env OMP_NUM_THREADS=1 DNR_TEST_CASE=$3 DNR_TEST_TRANSPORT=$t "${@:4}" "${launch[@]}" -n "$1" "$(dirname "$tool")/tests/$2" >case.log 2>&1 || fail "$3 on $1 ranks over $t"
+        grep -q "PASSED" case.log || fail "$3 did not run"
+    done
+}
+for n in 1 2 4; do cases $n test_dist case_equals_large_batch; done
+cases 4 test_dist case_equals_large_batch GROUP=2
+cases 4 test_dist case_equals_accumulation
+cases 4 test_dist case_rounds_gradients REDUCE=2
+cases 3 test_comm case_collectives
+cases 6 test_comm case_groups SIZE=3
+
+if [ "$transports" != tcp ]; then
     "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=20 dist.transport=mpi --out mpi4 >mpi4.log 2>&1 || fail "MPI"
     grep -q "started by Open MPI, mpi" mpi4.log || fail "MPI is not said"
     "${launch[@]}" -n 4 "${train[@]}" train.batch=8 train.max_steps=4 dist.transport=mpi dist.reduce_type=bf16 --out mpi16 >mpi16.log 2>&1 || fail "MPI in bf16"

@@ -93,8 +93,10 @@ static void case_collectives(void **state)
     dnr_comm *c = rank_open(20);
     sums_in_16_bits(c, DNR_F16, 0x1p-11, 0x1p-25, MANY);
     sums_in_16_bits(c, DNR_BF16, 0x1p-8, 0, MANY);
-    assert_int_equal(c->rank, atoi(getenv("DNR_RANK")));
-    assert_int_equal(c->world, atoi(getenv("DNR_WORLD_SIZE")));
+    if (getenv("DNR_RANK")) { /* else mpirun has started it */
+        assert_int_equal(c->rank, atoi(getenv("DNR_RANK")));
+        assert_int_equal(c->world, atoi(getenv("DNR_WORLD_SIZE")));
+    }
     assert_int_equal(dnr_comm_local_rank(c), c->rank);
     assert_int_equal(c->local_world, c->world);
     assert_true(dnr_comm_launched(c) && !dnri_comm_alone(c));
@@ -228,6 +230,24 @@ static void case_no_callback(void **state)
     dnr_comm_close(c, dnr_last_error());
 }
 
+/* Which GPU it works on is said by UNIT and the rank; a kind of device by KIND. */
+static void case_attaches(void **state)
+{
+    dnr_comm *c = rank_open(20);
+    dnr_device *dev;
+    OK(dnr_device_open("ref", &dev));
+    dnri_backend other = *dev->be;
+    snprintf(dev->unit, sizeof dev->unit, "%s%d", getenv("UNIT"), c->rank % 2);
+    if (getenv("KIND") && c->rank == 1) {
+        other.name = getenv("KIND");
+        dev->be = &other;
+    }
+    if (dnri_comm_attach(c, dev) != DNR_OK)
+        rank_die(c);
+    dnr_device_close(dev);
+    dnr_comm_close(c, NULL);
+}
+
 static void case_open(void **state)
 {
     dnr_comm *c = rank_open(atof(getenv("TIMEOUT")));
@@ -247,7 +267,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(case_same_bits),   cmocka_unit_test(case_compare),
     cmocka_unit_test(case_mismatch),    cmocka_unit_test(case_victim),
     cmocka_unit_test(case_no_callback), cmocka_unit_test(case_open),
-    cmocka_unit_test(case_leave),
+    cmocka_unit_test(case_leave),       cmocka_unit_test(case_attaches),
 };
 
 /* ================================================================ tests */
@@ -395,6 +415,26 @@ static void ranks_leave_in_any_order(void **state)
 {
     ranks_pass(3, "case_leave", "LAST=0");
     ranks_pass(3, "case_leave", "LAST=2");
+}
+
+static void two_ranks_on_one_gpu_are_refused(void **state)
+{
+    ranks r;
+    ranks_pass(2, "case_attaches", "UNIT=0000:3b:00.");
+    ranks_start(&r, 3, 3, "case_attaches", "UNIT=0000:3b:00.");
+    ranks_end(&r, 20);
+    for (int k = 0; k < 3; k++) {
+        assert_int_equal(r.code[k], 5);
+        ranks_say(&r, k, "ranks 0 and 2 both use the GPU at 0000:3b:00.0 of ");
+    }
+    ranks_free(&r);
+    ranks_start(&r, 2, 2, "case_attaches", "UNIT=0000:3b:00. KIND=other");
+    ranks_end(&r, 20);
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(r.code[k], 5);
+        ranks_say(&r, k, "computes on other, rank 0 on ");
+    }
+    ranks_free(&r);
 }
 
 static void missing_ranks_are_named(void **state)
@@ -584,6 +624,7 @@ int main(void)
         cmocka_unit_test(a_slow_rank_is_waited_for),
         cmocka_unit_test(a_loss_without_a_callback_fails_the_call),
         cmocka_unit_test(ranks_leave_in_any_order),
+        cmocka_unit_test(two_ranks_on_one_gpu_are_refused),
         cmocka_unit_test(missing_ranks_are_named),
         cmocka_unit_test(no_rank_0),
         cmocka_unit_test(strangers_are_refused),
