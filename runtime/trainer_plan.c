@@ -233,7 +233,12 @@ static dnr_status check_memory(dnr_trainer *t)
     if (need <= have)
         return DNR_OK;
     int64_t fits = largest_fit(t, have, need);
-    char remedy[200];
+    char remedy[200], batches[64];
+    if (t->o.batch)
+        snprintf(batches, sizeof batches, "%lld (evaluation: %lld)", (long long)t->o.batch,
+                 (long long)t->o.eval_batch);
+    else
+        snprintf(batches, sizeof batches, "%lld (evaluation)", (long long)t->o.eval_batch);
     if (fits > 0)
         snprintf(
             remedy, sizeof remedy,
@@ -247,13 +252,13 @@ static dnr_status check_memory(dnr_trainer *t)
             "process (ulimit -v, a cgroup), or use a smaller model or picture");
     return dnri_fail(
         DNR_EMEM, DNRI_HERE, remedy,
-        "%s with batch %lld (evaluation: %lld) needs %.3f GiB (store %.3f, arena %.3f, staging "
+        "%s with batch %s needs %.3f GiB (store %.3f, arena %.3f, staging "
         "%.3f); %s "
         "offers %.3f GiB (%.3f free, fraction %g of %.3f); the largest batch that fits "
         "is %lld",
-        t->o.model.name, (long long)t->o.batch, (long long)t->o.eval_batch, (double)need / 0x1p30,
-        (double)store / 0x1p30, (double)t->arena_bytes / 0x1p30, (double)staging / 0x1p30,
-        t->dev->name, (double)have / 0x1p30, (double)free_bytes / 0x1p30, t->o.memory_fraction,
+        t->o.model.name, batches, (double)need / 0x1p30, (double)store / 0x1p30,
+        (double)t->arena_bytes / 0x1p30, (double)staging / 0x1p30, t->dev->name,
+        (double)have / 0x1p30, (double)free_bytes / 0x1p30, t->o.memory_fraction,
         (double)total / 0x1p30, (long long)fits);
 }
 

@@ -269,6 +269,12 @@ static void command_line_wins(void **state)
     assert_int_equal(read_text("[train]\nbatch = 8\nseed = 5\n"), DNR_OK);
     assert_int_equal(cfg_set(&c, "train.batch=16", &err), DNR_OK);
     assert_int_equal(cfg_set(&c, "data.train=a=b", &err), DNR_OK);
+    assert_int_equal(cfg_set(&c, "data.val = x y", &err), DNR_OK);
+    assert_string_equal(c.data.val, "x y");
+    assert_int_equal(
+        cfg_set(&c, "optim.milestones=1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17", &err),
+        DNR_EUSAGE);
+    assert_has(err.what, "more than 16 numbers");
     assert_int_equal(c.train.batch, 16);
     assert_string_equal(c.data.train, "a=b");
     assert_string_equal(cfg_origin(&c, "train.batch", where), "command line");

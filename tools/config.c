@@ -94,6 +94,8 @@ static dnr_status set_reals(const cfg_key *k, cfg_list *list, const char *text, 
                             dnr_error *err)
 {
     cfg_list got = {0};
+    char too_many[48];
+    snprintf(too_many, sizeof too_many, "more than %d numbers", CFG_LIST);
     const char *p = text + strspn(text, " \t,");
     while (*p) {
         char *end;
@@ -103,7 +105,7 @@ static dnr_status set_reals(const cfg_key *k, cfg_list *list, const char *text, 
         if (!in_range(k, v))
             return bad_value(k, text, where, "out of range", err);
         if (got.n == CFG_LIST)
-            return bad_value(k, text, where, "too many numbers", err);
+            return bad_value(k, text, where, too_many, err);
         got.v[got.n++] = v;
         p = end + strspn(end, " \t,");
     }
@@ -301,8 +303,13 @@ dnr_status cfg_set(cfg *c, const char *assignment, dnr_error *err)
         return tool_remedy(err,
                            "for example train.batch=64; one cfg file is taken, before the keys");
     }
+    const char *value = assignment + n + 1;
+    if (n && isblank((unsigned char)assignment[n - 1])) /* "key = value", as in a file */
+        value += strspn(value, " \t");
+    while (n && isblank((unsigned char)assignment[n - 1]))
+        n--;
     snprintf(name, sizeof name, "%.*s", (int)n, assignment);
-    return assign(c, name, assignment + n + 1, CFG_FROM_ARGS, err);
+    return assign(c, name, value, CFG_FROM_ARGS, err);
 }
 
 /* ---------------------------------------------------------------- the file */
