@@ -21,10 +21,15 @@ template <class T, int N, bool TWO> struct window_grads {
         if (TWO)
             d2 = k_load<T, N>((const T *)a.dy2 + at);
     }
-    __device__ float sum(int j) const
+    __device__ void sums(int j, float (&s)[2]) const /* of channels j and j + 1; j is even */
     {
-        const float v = k_type<T>::load(d.v[j]);
-        return TWO ? v + k_type<T>::load(d2.v[j]) : v;
+        k_unpack(*(const k_vec<T, 2> *)&d.v[j], s);
+        if (TWO) {
+            float w[2];
+            k_unpack(*(const k_vec<T, 2> *)&d2.v[j], w);
+            s[0] += w[0];
+            s[1] += w[1];
+        }
     }
 };
 
@@ -45,7 +50,9 @@ __device__ void ask_x(const k_norm_bwd_args &a, const k_pool_args &g, const k_ti
             if ((ask >> j & 1) && k.v[j] != NONE) {
                 const int c = t.col * N + j, h = 2 * p + k.v[j] / 3 - 1, i = 2 * q + k.v[j] % 3 - 1;
                 const T *x = (const T *)a.x + offset(n, h, i, g.h, g.w) * g.c + c;
-                s[1][j] += w.sum(j) * (k_type<T>::load(*x) - a.mean[c]);
+                float dz[2];
+                w.sums(j & ~1, dz);
+                s[1][j] += dz[j & 1] * (k_type<T>::load(*x) - a.mean[c]);
             }
     }
 }
@@ -82,10 +89,15 @@ __global__ void __launch_bounds__(SUM_THREADS)
                     float f[N];
                     k_unpack(v[u], f);
 #pragma unroll
-                    for (int j = 0; j < N; j++) {
-                        const float dz = f[j] > 0 ? w[u].sum(j) : 0;
-                        s[0][j] += dz;
-                        s[1][j] += dz * (f[j] - beta[j]);
+                    for (int j = 0; j < N; j += 2) {
+                        float dz[2];
+                        w[u].sums(j, dz);
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            dz[i] = f[j + i] > 0 ? dz[i] : 0;
+                            s[0][j + i] += dz[i];
+                            s[1][j + i] += dz[i] * (f[j + i] - beta[j + i]);
+                        }
                     }
                 }
         }
@@ -146,15 +158,20 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
         for (int i = 0; i < N / 4; i++)
             ((unsigned *)&k[1])[i] |= right ? 0 : ~0u; /* NONE */
     };
-    const auto leave = [&](int j) {
-        below[0][j] = k[0].v[j] == 1 ? w[0].sum(j) : 0;
-        below[1][j] = (k[0].v[j] == 2 ? w[0].sum(j) : 0) + (k[1].v[j] == 0 ? w[1].sum(j) : 0);
+    const auto leave = [&](int j, float d0, float d1) {
+        below[0][j] = k[0].v[j] == 1 ? d0 : 0;
+        below[1][j] = (k[0].v[j] == 2 ? d0 : 0) + (k[1].v[j] == 0 ? d1 : 0);
     };
     if (o.end < g.p) {
         load();
 #pragma unroll
-        for (int j = 0; j < N; j++)
-            leave(j);
+        for (int j = 0; j < N; j += 2) {
+            float dz[2][2];
+            w[0].sums(j, dz[0]);
+            w[1].sums(j, dz[1]);
+            leave(j, dz[0][0], dz[1][0]);
+            leave(j + 1, dz[0][1], dz[1][1]);
+        }
     } else {
 #pragma unroll
         for (int j = 0; j < N; j++)
@@ -172,16 +189,18 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
         load();
 #pragma unroll
         for (int j = 0; j < N; j += 2) {
-            float d[2][2][2];
+            float d[2][2][2], dz[2][2];
+            w[0].sums(j, dz[0]);
+            w[1].sums(j, dz[1]);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const float g0 = w[0].sum(j + i), g1 = w[1].sum(j + i);
+                const float g0 = dz[0][i], g1 = dz[1][i];
                 const int k0 = k[0].v[j + i], k1 = k[1].v[j + i];
                 d[0][0][i] = k0 == 4 ? g0 : 0;
                 d[0][1][i] = (k0 == 5 ? g0 : 0) + (k1 == 3 ? g1 : 0);
                 d[1][0][i] = below[0][j + i] + (k0 == 7 ? g0 : 0);
                 d[1][1][i] = below[1][j + i] + (k0 == 8 ? g0 : 0) + (k1 == 6 ? g1 : 0);
-                leave(j + i);
+                leave(j + i, g0, g1);
             }
             const float2 scale = *(const float2 *)(mine + j),
                          slope = *(const float2 *)(mine + N + j),

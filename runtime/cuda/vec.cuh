@@ -97,6 +97,21 @@ __device__ __forceinline__ void k_unpack(const k_vec<T, N> &v, float (&f)[N])
     for (int j = 0; j < N; j++)
         f[j] = k_type<T>::load(v.v[j]);
 }
+/* A word's halves, each in one instruction. */
+template <int N>
+__device__ __forceinline__ void k_unpack(const k_vec<__nv_bfloat16, N> &v, float (&f)[N])
+{
+    if constexpr (N % 2 == 0) {
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
+            const unsigned two = *(const unsigned *)&v.v[j];
+            f[j] = __uint_as_float(two << 16);
+            f[j + 1] = __uint_as_float(two & 0xffff0000u);
+        }
+    } else {
+        f[0] = __bfloat162float(v.v[0]);
+    }
+}
 /* Pairs are converted by one instruction. */
 template <int N> __device__ __forceinline__ void k_pack(const float (&f)[N], k_vec<float, N> &v)
 {
