@@ -102,7 +102,9 @@ dnr_dtype probe_master(const probe *p)
     return p->r[p->side].num.master;
 }
 
-dnr_tid probe_leaf(probe *p, const char *name, dnr_desc d, double scale, double shift)
+/* `held`: what the device under test holds the values in. */
+static dnr_tid leaf(probe *p, const char *name, dnr_desc d, dnr_dtype held, double scale,
+                    double shift)
 {
     const int i = p->n_leaves++;
     assert_true(i < MAX_LEAVES);
@@ -112,9 +114,14 @@ dnr_tid probe_leaf(probe *p, const char *name, dnr_desc d, double scale, double 
         double *v = p->leaf[i].v = malloc((size_t)n * sizeof *v);
         for (int64_t k = 0; k < n; k++)
             v[k] = scale * rig_normal(&p->seed) + shift;
-        rig_round(p->r[DEVICE].num.compute, v, n);
+        rig_round(held, v, n);
     }
     return t;
+}
+
+dnr_tid probe_leaf(probe *p, const char *name, dnr_desc d, double scale, double shift)
+{
+    return leaf(p, name, d, p->r[DEVICE].num.compute, scale, shift);
 }
 
 dnr_tid probe_tensor(probe *p, const char *name, int64_t n, int64_t h, int64_t w, int64_t c)
@@ -124,7 +131,7 @@ dnr_tid probe_tensor(probe *p, const char *name, int64_t n, int64_t h, int64_t w
 
 dnr_tid probe_vector(probe *p, const char *name, int64_t c, double scale, double shift)
 {
-    return probe_leaf(p, name, dnri_desc1(probe_master(p), c), scale, shift);
+    return leaf(p, name, dnri_desc1(probe_master(p), c), p->r[DEVICE].num.master, scale, shift);
 }
 
 double *probe_values(probe *p, dnr_tid t)
