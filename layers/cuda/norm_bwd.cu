@@ -21,13 +21,21 @@ __global__ void __launch_bounds__(SUM_THREADS)
         const int64_t way = X ? 1 : -1, step = way * t.stride * vecs * N;
         const int64_t begin = X ? 0 : a.rows - 1;
         int64_t at = ((begin + way * t.row) * vecs + t.col) * N;
+        even_way even(TWO == OTHER_EVEN ? a.w : 1, TWO == OTHER_EVEN ? a.h : 1, begin - t.row,
+                      t.stride);
         for (int64_t r = t.row; r < a.rows; r += t.stride * U, at += step * U) {
             bwd_in<T, N> in[U];
 #pragma unroll
-            for (int u = 0; u < U; u++)
+            for (int u = 0; u < U; u++) {
+                int64_t half = 0;
+                if (TWO == OTHER_EVEN) {
+                    half = even.half();
+                    half = half < 0 ? half : (half * vecs + t.col) * N;
+                    even.back();
+                }
                 if (r + u * t.stride < a.rows)
-                    ch.template load<false>(a, at + u * step, in[u],
-                                            begin + way * (r + u * t.stride));
+                    ch.template load<false>(a, at + u * step, in[u], half);
+            }
 #pragma unroll
             for (int u = 0; u < U; u++)
                 if (r + u * t.stride < a.rows) {

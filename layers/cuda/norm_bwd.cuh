@@ -10,6 +10,38 @@ enum mask { MASK_NONE, MASK_X, MASK_Y, MASK_BITS };
 /* dy2 is added nowhere, everywhere, or to pixels of even row and column, all that it has. */
 enum other { OTHER_NONE, OTHER_ALL, OTHER_EVEN };
 
+/* A thread's way back through pixels for OTHER_EVEN, `stride` at a time: their coordinates without a division each. */
+struct even_way {
+    const int w, h;
+    int x, y, image;          /* of the pixel; */
+    int step_x, step_y, step; /* of the stride */
+
+    __device__ even_way(int width, int height, int64_t row, int64_t stride)
+        : w(width), h(height), x((int)(row % w)), y((int)(row / w % h)), image((int)(row / w / h)),
+          step_x((int)(stride % w)), step_y((int)(stride / w % h)), step((int)(stride / w / h))
+    {
+    }
+    __device__ void back()
+    {
+        x -= step_x;
+        y -= step_y;
+        image -= step;
+        if (x < 0) {
+            x += w;
+            y--;
+        }
+        if (y < 0) {
+            y += h;
+            image--;
+        }
+    }
+    /* Its pixel of dy2, or −1. */
+    __device__ int64_t half() const
+    {
+        return (x | y) & 1 ? -1 : ((int64_t)image * ((h + 1) / 2) + y / 2) * ((w + 1) / 2) + x / 2;
+    }
+};
+
 template <class T, int N> struct bwd_in { /* one access of all inputs */
     k_vec<T, N> x, dy, dy2, y;
     unsigned bits;
@@ -33,10 +65,11 @@ template <class T, int N, int MASK, int TWO, bool X = true> struct bwd_channels 
         for (int j = 0; j < N; j++)
             scale[j] *= invstd[j];
     }
-    /* LAST: nobody reads these again. Where dz is written, only x is. `row`: the pixel, for OTHER_EVEN. */
+    /* LAST: nobody reads these again. Where dz is written, only x is. `even`: where dy2 lies for OTHER_EVEN, < 0 for
+     * nowhere. */
     template <bool LAST>
     __device__ void load(const k_norm_bwd_args &a, int64_t at, bwd_in<T, N> &in,
-                         int64_t row = 0) const
+                         int64_t even = 0) const
     {
         constexpr bool once = LAST || MASK >= MASK_Y;
         if (X)
@@ -44,28 +77,17 @@ template <class T, int N, int MASK, int TWO, bool X = true> struct bwd_channels 
         in.dy = get<once>(a.dy, at);
         if (TWO == OTHER_ALL)
             in.dy2 = get<once>(a.dy2, at);
-        if (TWO == OTHER_EVEN)
-            get_even<once>(a, row, at, in.dy2);
+        if (TWO == OTHER_EVEN) {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                in.dy2.v[j] = k_type<T>::store(0);
+            if (even >= 0)
+                in.dy2 = get<once>(a.dy2, even);
+        }
         if (MASK == MASK_Y)
             in.y = get<once>(a.y, at);
         if (MASK == MASK_BITS)
             in.bits = __ldg(a.mask + at / 8);
-    }
-    template <bool ONCE>
-    static __device__ void get_even(const k_norm_bwd_args &a, int64_t row, int64_t at,
-                                    k_vec<T, N> &v)
-    {
-        const unsigned pixel = (unsigned)row, line = pixel / (unsigned)a.w;
-        const unsigned image = line / (unsigned)a.h;
-        const unsigned x = pixel - line * (unsigned)a.w, y = line - image * (unsigned)a.h;
-        if (x % 2 == 0 && y % 2 == 0) {
-            const int64_t half = ((int64_t)image * ((a.h + 1) / 2) + y / 2) * ((a.w + 1) / 2);
-            v = get<ONCE>(a.dy2, at + (half + x / 2 - row) * a.c);
-            return;
-        }
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            v.v[j] = k_type<T>::store(0);
     }
     template <bool ONCE> static __device__ k_vec<T, N> get(const void *p, int64_t i)
     {
