@@ -4,6 +4,7 @@
  * A block has a tile of columns for good and strides over tiles of rows. Slices of 64 columns come through a ring of
  * stages: those of a, then those of the residual, then the next tile's, so that loads never wait for a tile to end. */
 #include "kernels.h"
+#include "wide.h"
 
 #include "../../runtime/cuda/vec.cuh"
 #include "mma.cuh"
@@ -291,7 +292,8 @@ bool k_narrow_takes(const k_narrow_args *a)
 {
     shape s;
     return a->cc >= 80 && a->type != DNR_F32 && a->n % 64 == 0 && a->depth[0] > 0 &&
-           a->depth[0] % DEPTH == 0 && a->depth[1] % DEPTH == 0 && shape_of(a, &s);
+           a->depth[0] % DEPTH == 0 && a->depth[1] % DEPTH == 0 &&
+           (shape_of(a, &s) || k_wide_takes(a));
 }
 
 template <class T, int COLS, int STAGES>
@@ -321,7 +323,7 @@ template <class T> static void launch_shape(cudaStream_t s, const k_narrow_args 
 void k_narrow(cudaStream_t s, const k_narrow_args *a)
 {
     shape z;
-    if (!shape_of(a, &z))
+    if ((k_wide_takes(a) && k_wide(s, a)) || !shape_of(a, &z))
         return;
     if (a->type == DNR_F16)
         launch_shape<__half>(s, a, z);

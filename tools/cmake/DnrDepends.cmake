@@ -79,7 +79,7 @@ dnr_report("CPU back end" "${DNR_HAVE_CPU}" "oneDNN at ${DNR_ONEDNN_LIBRARY}" "$
 set(found OFF)
 if(NOT DNR_CUDA STREQUAL "OFF")
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-        set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+        set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
     endif()
     include(CheckLanguage)
     check_language(CUDA)
@@ -100,6 +100,9 @@ if(DNR_HAVE_CUDA)
     add_library(dnr_cuda INTERFACE)
     target_include_directories(dnr_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS} ${DNR_CUDNN_INCLUDE})
     target_link_libraries(dnr_cuda INTERFACE ${DNR_CUDNN_LIBRARY} ${DNR_CUBLASLT_LIBRARY} CUDA::cudart_static)
+    if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a") # Hopper's own instructions, which no other code may have
+        target_compile_definitions(dnr_cuda INTERFACE DNR_SM90A)
+    endif()
 endif()
 dnr_report("CUDA back end" "${DNR_HAVE_CUDA}" "CUDA ${CUDAToolkit_VERSION}, cuDNN at ${DNR_CUDNN_LIBRARY}" "${remedy}")
 
