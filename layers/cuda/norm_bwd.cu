@@ -7,7 +7,10 @@ template <class T, int N, int MASK, int TWO, bool X>
 __global__ void __launch_bounds__(SUM_THREADS)
     k_norm_bwd_sums(k_norm_bwd_args a, int vecs, float *__restrict__ part)
 {
-    constexpr int U = X && (TWO || MASK == MASK_Y) ? 2 : UNROLL, SUMS = X ? 2 : 1;
+    constexpr int U = X                  ? TWO || MASK == MASK_Y ? 2 : UNROLL
+                      : TWO == OTHER_ALL ? UNROLL
+                                         : 2 * UNROLL; /* as many bytes in flight with one input */
+    constexpr int SUMS = X ? 2 : 1;
     const k_tile t(vecs, SUM_THREADS);
     bwd_channels<T, N, MASK, TWO, X> ch;
     float s[SUMS][N];
