@@ -76,14 +76,35 @@ __device__ void load_b(const k_narrow_args &a, unsigned char *b, int n0)
     }
 }
 
-/* What a warpgroup makes of its 64 rows of a tile. */
+/* Two of T: whether each is above 0, in all of its bits; and max(v, 0), NaN staying NaN. */
+__device__ __forceinline__ uint32_t positive(__half2 v)
+{
+    return __hgt2_mask(v, __half2());
+}
+__device__ __forceinline__ uint32_t positive(__nv_bfloat162 v)
+{
+    return __hgt2_mask(v, __nv_bfloat162());
+}
+template <class P> __device__ __forceinline__ P relu(P v)
+{
+    return __hmax2_nan(v, P());
+}
+template <class T> struct two_of;
+template <> struct two_of<__half> {
+    using type = __half2;
+};
+template <> struct two_of<__nv_bfloat16> {
+    using type = __nv_bfloat162;
+};
+
+/* What a warpgroup makes of its 64 rows of a tile: this lane has 8 columns of each 32, in row `first` and 8 rows below. */
 template <class T, int COLS, bool MORE> struct wide_tile {
     static constexpr int HALVES = COLS / 128, GROUPS = COLS / 32;
     const k_narrow_args &a;
-    const float *shift;        /* of the block's columns */
-    const int n0, lane, first; /* this lane's upper row of a tile */
+    const float *shift; /* of the block's columns */
+    const int n0, lane, first;
     float acc[HALVES][64];
-    k_vec<T, 8> more[MORE ? 2 * GROUPS : 1];
+    k_vec<T, 8> more[MORE ? GROUPS : 1][2];
 
     __device__ wide_tile(const k_narrow_args &args, const float *s, int col)
         : a(args), shift(s), n0(col), lane((int)threadIdx.x % 32),
@@ -91,24 +112,32 @@ template <class T, int COLS, bool MORE> struct wide_tile {
     {
     }
 
-    __device__ void fetch(int64_t row, int64_t at, int i)
+    /* Where this lane's first 8 columns of a tile lie, and how many rows are left there. */
+    struct place {
+        int64_t at;
+        int64_t left;
+    };
+    __device__ place of(int tile) const
     {
-        if (row < a.rows)
-            *(int4 *)&more[i] = __ldcg((const int4 *)((const T *)a.residual + at));
+        const int64_t row = (int64_t)tile * ROWS + first;
+        return {row * a.n + n0 + lane % 4 * 8, a.rows - row};
+    }
+    __device__ void fetch(const place &p, int group)
+    {
+        const T *from = (const T *)a.residual + p.at + group * 32;
+        if (p.left > 0)
+            *(int4 *)&more[group][0] = __ldcg((const int4 *)from);
+        if (p.left > 8)
+            *(int4 *)&more[group][1] = __ldcg((const int4 *)(from + 8 * a.n));
     }
     /* The first tile's residual. */
     __device__ void fetch(int tile)
     {
+        const place p = of(tile);
         if (MORE)
 #pragma unroll
-            for (int i = 0; i < 2 * GROUPS; i++) {
-                const int64_t row = (int64_t)tile * ROWS + first + i % 2 * 8;
-                fetch(row, row * a.n + column(i / 2), i);
-            }
-    }
-    __device__ int column(int group) const
-    {
-        return n0 + group * 32 + lane % 4 * 8;
+            for (int group = 0; group < GROUPS; group++)
+                fetch(p, group);
     }
 
     __device__ void multiply(uint32_t slice, uint32_t b, bool add)
@@ -126,55 +155,69 @@ template <class T, int COLS, bool MORE> struct wide_tile {
     /* Writes a tile; of the next one the residual comes into the registers that are done with. */
     __device__ void put(int tile, int next)
     {
+        const place p = of(tile), q = of(next);
 #pragma unroll
         for (int h = 0; h < HALVES; h++)
             h_sums(acc[h]);
         uint32_t mask[2] = {0, 0};
 #pragma unroll
-        for (int i = 0; i < 2 * GROUPS; i++) {
-            const int group = i / 2, down = i % 2, c = group * 32 + lane % 4 * 8;
-            const int64_t row = (int64_t)tile * ROWS + first + down * 8;
-            const int64_t at = row * a.n + n0 + c;
-            float f[8], g[8];
-            k_vec<T, 8> v;
-            k_get_floats(shift + c, g);
+        for (int group = 0; group < GROUPS; group++) {
+            float g[8];
+            k_get_floats(shift + group * 32 + lane % 4 * 8, g);
+            k_vec<T, 8> v[2];
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                f[j] = acc[group / 4][group % 4 * 16 + j / 2 * 4 + down * 2 + j % 2] + g[j];
-            if (MORE) {
-                const int64_t below = (int64_t)(next - tile) * ROWS;
-                k_unpack(more[i], g);
+            for (int down = 0; down < 2; down++) {
+                float f[8], r[8];
 #pragma unroll
                 for (int j = 0; j < 8; j++)
-                    f[j] += g[j];
-                fetch(row + below, at + below * a.n, i);
+                    f[j] = acc[group / 4][group % 4 * 16 + j / 2 * 4 + down * 2 + j % 2] + g[j];
+                if (MORE) {
+                    k_unpack(more[group][down], r);
+#pragma unroll
+                    for (int j = 0; j < 8; j++)
+                        f[j] += r[j];
+                }
+                k_pack(f, v[down]);
+                if (a.mask)
+                    keep_bits(v[down], group, mask[down]);
+                if (a.relu)
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        pairs(v[down])[j] = relu(pairs(v[down])[j]);
             }
-            if (a.mask)
-                put_bits(f, group, mask[down], row);
-            if (a.relu)
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    f[j] = k_relu_value(f[j]);
-            k_pack(f, v);
-            if (row < a.rows)
-                k_put((T *)a.d + at, v);
+            if (MORE)
+                fetch(q, group);
+            T *to = (T *)a.d + p.at + group * 32;
+            if (p.left > 0)
+                k_put(to, v[0]);
+            if (p.left > 8)
+                k_put(to + 8 * a.n, v[1]);
+            if (a.mask && group % 4 == 3) { /* four lanes write 128 neighbours */
+                uint8_t *bits = a.mask + (p.at >> 3) + (group - 3) * 4 + lane % 4 * 3;
+                if (p.left > 0)
+                    *(uint32_t *)bits = mask[0];
+                if (p.left > 8)
+                    *(uint32_t *)(bits + a.n) = mask[1];
+            }
         }
     }
 
-    /* Four lanes have 32 neighbours; each keeps one word of four, and all write together. */
-    __device__ void put_bits(const float (&f)[8], int group, uint32_t &word, int64_t row)
+    static __device__ typename two_of<T>::type *pairs(k_vec<T, 8> &v)
+    {
+        return (typename two_of<T>::type *)&v;
+    }
+    /* Four lanes have 32 neighbours, a word of bits; each keeps one word of four. */
+    __device__ void keep_bits(k_vec<T, 8> &v, int group, uint32_t &word)
     {
         uint32_t bits = 0;
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            bits |= (uint32_t)(f[j] > k_type<T>::vanish) << j;
-        bits <<= lane % 4 * 8;
+        for (int j = 0; j < 4; j++) /* even columns below, odd ones above */
+            bits |= positive(pairs(v)[j]) & (0x20001u << 2 * j);
+        bits = ((bits | bits >> 16) & 0xff) << lane % 4 * 8;
         bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
         bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
         if (group % 4 == lane % 4)
             word = bits;
-        if (group % 4 == 3 && row < a.rows)
-            *(uint32_t *)(a.mask + (row * a.n + n0 + (group - 3 + lane % 4) * 32) / 8) = word;
     }
 };
 
