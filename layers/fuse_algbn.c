@@ -198,25 +198,42 @@ static dnr_status put(dnr_graph *g, const dnri_op *part, const place places[3])
     return DNR_OK;
 }
 
-/* The gradient of a convolution of stride 2 goes to the norm.dz that adds it to another's as it is, not spread over the
- * pixels it strides over; where the device has that. */
-static bool join_dz(dnr_graph *g, dnr_device *dev, const match *m, dnri_op part[PARTS])
+/* The gradient of a convolution of stride 2, `half`, goes to the norm.dz that adds it to another's as it is, not `spread`
+ * over the pixels it strides over; where the device has that. */
+static bool join_dz(dnr_graph *g, dnr_device *dev, int stride, dnr_tid spread, dnr_tid half)
 {
-    const dnr_tid spread = dnri_graph_op_c(g, m->dgrad)->out[0];
-    const int at = m->conv.stride == 2 ? dnri_graph_reader(g, spread, -1) : -1;
+    const int at = stride == 2 ? dnri_graph_reader(g, spread, -1) : -1;
     dnri_op *dz = at < 0 ? NULL : dnri_graph_op(g, at), now;
     if (!dz || dz->def != &dnri_def_norm_dz || dz->in[Z_DY2] < 0)
         return false;
     now = *dz;
     if (now.in[Z_DY] == spread)
         now.in[Z_DY] = now.in[Z_DY2];
-    now.in[Z_DY2] = part[DGRAD].out[0];
+    now.in[Z_DY2] = half;
     if (!dnri_desc_equal(dnri_desc(g, now.in[Z_DY]), dnri_desc(g, now.out[Z_DZ])) ||
         !dnri_device_supports(dev, g, &now))
         return false;
     *dz = now;
-    part[SPREAD].def = NULL;
     return true;
+}
+
+/* The same of convolutions whose batch norm stays as it is: without its stride their dgrad makes half. */
+static dnr_status join_plain(dnr_graph *g, dnr_device *dev)
+{
+    for (int i = 0; i < dnri_graph_ops(g); i++) {
+        const dnri_op dgrad = *dnri_graph_op_c(g, i);
+        const dnri_conv_attr *conv = (const dnri_conv_attr *)dgrad.attr;
+        if (dgrad.def != &dnri_def_conv_dgrad || conv->kernel != 1 || conv->pad != 0 ||
+            conv->stride != 2)
+            continue;
+        const dnr_desc *dy = dnri_desc(g, dgrad.in[0]);
+        const dnri_conv_attr dense = {1, 1, 0, dy->dim[1], dy->dim[2]};
+        dnri_op half;
+        DNR_TRY(make(g, &half, &dgrad, dgrad.def, &dense, sizeof dense, 2, dgrad.in, 1, none));
+        if (join_dz(g, dev, conv->stride, dgrad.out[0], half.out[0]))
+            *dnri_graph_op(g, i) = half;
+    }
+    return DNR_OK;
 }
 
 /* The first algbn.coef of the program; NULL: there is none. */
@@ -239,8 +256,12 @@ dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows)
                 continue;
             dnri_op part[PARTS] = {{0}};
             DNR_TRY(make_parts(g, &m, part));
-            if (!supported(g, dev, part, PARTS) ||
-                (strided && !join_dz(g, dev, &m, part) && rows > 0))
+            if (!supported(g, dev, part, PARTS))
+                continue;
+            if (strided && join_dz(g, dev, m.conv.stride, dnri_graph_op_c(g, m.dgrad)->out[0],
+                                   part[DGRAD].out[0]))
+                part[SPREAD].def = NULL;
+            else if (strided && rows > 0)
                 continue;
             DNR_TRY(put(g, part,
                         (place[]){{m.bwd, DZ, SUBSAMPLE},
@@ -250,7 +271,7 @@ dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows)
     dnri_algbn_attr *first = first_coef(g);
     if (first)
         first->first = true;
-    return DNR_OK;
+    return join_plain(g, dev);
 }
 
 /* ---- forward */
