@@ -77,17 +77,32 @@ template <class T, int N, int MASK, int TWO, bool X = true> struct bwd_channels 
         in.dy = get<once>(a.dy, at);
         if (TWO == OTHER_ALL)
             in.dy2 = get<once>(a.dy2, at);
-        if (TWO == OTHER_EVEN) {
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                in.dy2.v[j] = k_type<T>::store(0);
-            if (even >= 0)
-                in.dy2 = get<once>(a.dy2, even);
-        }
+        if (TWO == OTHER_EVEN)
+            in.dy2 = get_even(a.dy2, even);
         if (MASK == MASK_Y)
             in.y = get<once>(a.y, at);
         if (MASK == MASK_BITS)
             in.bits = __ldg(a.mask + at / 8);
+    }
+    /* Zeros for i < 0. The compiler would branch, and wait for one load before it begins the next. */
+    static __device__ k_vec<T, N> get_even(const void *p, int64_t i)
+    {
+        const T *at = (const T *)p + i;
+        k_vec<T, N> v;
+        if constexpr (sizeof v == 16) {
+            int4 r;
+            asm volatile("{\n.reg .pred p;\nsetp.ge.s64 p, %5, 0;\n"
+                         "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+                         "@p ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                         : "=&r"(r.x), "=&r"(r.y), "=&r"(r.z), "=&r"(r.w)
+                         : "l"(at), "l"(i));
+            *(int4 *)&v = r;
+        } else {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                v.v[j] = i < 0 ? k_type<T>::store(0) : at[j];
+        }
+        return v;
     }
     template <bool ONCE> static __device__ k_vec<T, N> get(const void *p, int64_t i)
     {
