@@ -33,6 +33,19 @@ void *dnri_reduce_step_new(const dnri_op *op, size_t size, const char *impl,
     return s;
 }
 
+dnr_status dnri_reduce_queue(const dnri_reduce_step *s, void **queue)
+{
+    const dnr_lane lane = s->a.wait ? DNRI_COMPUTE : DNRI_COMM;
+    *queue = s->dev->be->queue(s->dev, lane);
+    return lane == DNRI_COMM ? s->dev->be->fence(s->dev, DNRI_COMPUTE, DNRI_COMM) : DNR_OK;
+}
+
+dnr_status dnri_reduce_wait(void *ctx)
+{
+    dnr_device *dev = ((const dnri_reduce_step *)ctx)->dev;
+    return dev->be->fence(dev, DNRI_COMM, DNRI_COMPUTE);
+}
+
 /* ---- in host memory */
 
 typedef struct host_step {

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #define MAGIC 0x646e7231u /* "dnr1" */
+enum { HOST = 64 };       /* bytes of a host's name */
 enum { HELLO_CONTROL = 1, HELLO_DATA, WELCOME, REFUSED, BEAT, BYE, LOST };
 
 /* All messages, on both connections of the bootstrap; machines of one kind, so as it lies in memory. */
@@ -17,7 +18,7 @@ typedef struct frame {
     int32_t local_rank, local_world;
     int64_t point; /* common points reached */
     double allow;
-    char host[64], job[128], build[64];
+    char host[HOST], job[128], build[64];
     char text[640], remedy[320];
 } frame;
 

@@ -124,15 +124,13 @@ static dnr_status gather_ranks(dnri_star *s, int listener)
         for (int r = 1; r < s->l.world; r++)
             left += (s->peer[r].control < 0) + (s->peer[r].data < 0);
         list_missing(s, missing, sizeof missing);
-        if (left && dnri_clock() >= deadline) {
-            dnr_status st = DNR_FAIL(
+        if (left && dnri_clock() >= deadline)
+            return DNR_FAIL(
                 DNR_EPEER,
                 "see whether they were started and can reach rank 0's host (firewall, DNR_MASTER); "
                 "dist.timeout is how long to wait",
                 "not all of %d ranks came to rank 0 within %g s: missing %s", s->l.world,
                 s->o.timeout_s, missing);
-            return st;
-        }
         if (left && dnri_clock() >= said + 5) {
             said = dnri_clock();
             dnri_log(DNR_LOG_INFO, "rank 0 waits for rank %s of %d", missing, s->l.world);
@@ -163,7 +161,6 @@ static void place_locally(dnri_star *s)
 /* Tells each rank where all are: a WELCOME of its own, then the hosts of all. */
 static dnr_status welcome(dnri_star *s, double deadline)
 {
-    enum { HOST = sizeof s->me.host };
     size_t bytes = (size_t)s->l.world * HOST;
     char *hosts = malloc(bytes);
     dnr_status st = hosts ? DNR_OK : DNR_FAIL_NOMEM();
@@ -245,7 +242,6 @@ static dnr_status connect_to_hub(dnri_star *s, const char *address, double deadl
 
 static dnr_status open_leaf(dnri_star *s, const char *address)
 {
-    enum { HOST = sizeof s->me.host };
     frame f;
     peer *hub = &s->peer[0];
     double deadline = dnri_clock() + s->o.timeout_s;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Under Open MPI's mpirun, the tool and trainers on ref: trains and evaluates on 1, 2 and 4 ranks, over TCP and MPI; names a killed rank before the launcher ends
-# the others, who end with 5 where it does not, saves and ends with 75 at SIGUSR1. Exit code 77: there is no mpirun here.
+# Under Open MPI's mpirun, over TCP and MPI: the tool trains and evaluates on 1, 2 and 4 ranks, and trainers on ref do as one;
+# a killed rank is named before the launcher ends the others, who end with 5 where it does not; SIGUSR1 saves and ends with
+# 75. Exit code 77: there is no mpirun here.
 #   tests/mpirun.sh BUILD
 set -euo pipefail
 command -v mpirun >/dev/null || { echo "there is no mpirun"; exit 77; }

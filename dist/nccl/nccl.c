@@ -16,7 +16,6 @@
 
 typedef struct nccl {
     dnr_comm *c;
-    dnr_device *dev;
     int index; /* of the GPU */
     ncclComm_t comm;
     ncclComm_t group; /* of so many ranks; NULL: none yet */
@@ -113,7 +112,6 @@ static dnr_status nccl_open(dnr_comm *c, dnr_device *dev, void **state)
     if (!n)
         return DNR_FAIL_NOMEM();
     n->c = c;
-    n->dev = dev;
     n->index = (int)strtol(strchr(dev->name, ':') ? strchr(dev->name, ':') + 1 : "0", NULL, 10);
     dnr_status st = connect_ranks(n);
     if (st != DNR_OK) {
@@ -181,20 +179,11 @@ typedef struct nccl_step {
 static dnr_status run_reduce(void *ctx)
 {
     const nccl_step *s = ctx;
-    dnr_device *dev = s->n->dev;
-    dnr_lane lane = s->r.a.wait ? DNRI_COMPUTE : DNRI_COMM;
-    if (lane == DNRI_COMM)
-        DNR_TRY(dev->be->fence(dev, DNRI_COMPUTE, DNRI_COMM));
-    ncclResult_t r =
-        ncclAllReduce(s->r.data, s->r.data, (size_t)s->r.a.count, s->type, ncclSum,
-                      s->r.a.group ? s->n->group : s->n->comm, dev->be->queue(dev, lane));
+    void *queue;
+    DNR_TRY(dnri_reduce_queue(&s->r, &queue));
+    ncclResult_t r = ncclAllReduce(s->r.data, s->r.data, (size_t)s->r.a.count, s->type, ncclSum,
+                                   s->r.a.group ? s->n->group : s->n->comm, queue);
     return r == ncclSuccess ? DNR_OK : fail(r, s->n, "beginning a sum over ranks");
-}
-
-static dnr_status run_wait(void *ctx)
-{
-    dnr_device *dev = ((const nccl_step *)ctx)->n->dev;
-    return dev->be->fence(dev, DNRI_COMM, DNRI_COMPUTE);
 }
 
 static dnr_status nccl_lower(void *state, dnr_device *dev, const dnri_op *op, dnri_step *out)
@@ -204,10 +193,11 @@ static dnr_status nccl_lower(void *state, dnr_device *dev, const dnri_op *op, dn
                                            [DNRI_SUM_I64] = ncclInt64,
                                            [DNRI_SUM_F16] = ncclFloat16,
                                            [DNRI_SUM_BF16] = ncclBfloat16};
-    nccl_step *s = dnri_reduce_step_new(op, sizeof *s, "nccl", run_reduce, run_wait, out);
+    nccl_step *s = dnri_reduce_step_new(op, sizeof *s, "nccl", run_reduce, dnri_reduce_wait, out);
     if (!s)
         return DNR_EMEM;
     s->n = state;
+    s->r.dev = dev;
     s->type = types[s->r.a.sum];
     dnr_status st = s->r.a.group ? prepare(state, (int)s->r.a.group) : DNR_OK;
     if (st != DNR_OK)

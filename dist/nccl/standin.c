@@ -8,7 +8,6 @@
 
 typedef struct wait_step {
     dnri_reduce_step r; /* first */
-    dnr_device *dev;
     struct timespec takes;
 } wait_step;
 
@@ -20,19 +19,12 @@ static void CUDART_CB pass_time(void *takes)
 static dnr_status run_reduce(void *ctx)
 {
     wait_step *s = ctx;
-    dnr_lane lane = s->r.a.wait ? DNRI_COMPUTE : DNRI_COMM;
-    if (lane == DNRI_COMM)
-        DNR_TRY(s->dev->be->fence(s->dev, DNRI_COMPUTE, DNRI_COMM));
-    cudaError_t e = cudaLaunchHostFunc(s->dev->be->queue(s->dev, lane), pass_time, &s->takes);
+    void *queue;
+    DNR_TRY(dnri_reduce_queue(&s->r, &queue));
+    cudaError_t e = cudaLaunchHostFunc(queue, pass_time, &s->takes);
     return e == cudaSuccess ? DNR_OK
                             : DNR_FAIL(DNR_EDEVICE, "leave dist.standin out",
                                        "beginning a stand-in's wait: %s", cudaGetErrorString(e));
-}
-
-static dnr_status run_wait(void *ctx)
-{
-    dnr_device *dev = ((const wait_step *)ctx)->dev;
-    return dev->be->fence(dev, DNRI_COMM, DNRI_COMPUTE);
 }
 
 static dnr_status standin_open(dnr_comm *c, dnr_device *dev, void **state)
@@ -43,12 +35,13 @@ static dnr_status standin_open(dnr_comm *c, dnr_device *dev, void **state)
 
 static dnr_status standin_lower(void *state, dnr_device *dev, const dnri_op *op, dnri_step *out)
 {
-    wait_step *s = dnri_reduce_step_new(op, sizeof *s, "standin", run_reduce, run_wait, out);
+    wait_step *s =
+        dnri_reduce_step_new(op, sizeof *s, "standin", run_reduce, dnri_reduce_wait, out);
     if (!s)
         return DNR_EMEM;
     double takes =
         dnri_standin_takes(state, s->r.a.count * (int64_t)dnri_sum_size((dnri_sum)s->r.a.sum));
-    s->dev = dev;
+    s->r.dev = dev;
     s->takes.tv_sec = (time_t)takes;
     s->takes.tv_nsec = (long)(1e9 * (takes - (double)s->takes.tv_sec));
     return DNR_OK;
