@@ -5,33 +5,20 @@
  * and in pairs in the other (B: 16 pairs × 16 channels × 2). So some thousand pixels at a time are packed into such
  * tiles, dy once and x once for each place of the kernel, and each 32 × 32 of dw takes up all of them at once. */
 #include "amx.h"
+#include "amx_tiles.h"
 
 #include "../layers.h"
 
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__has_include)
-#if __has_include(<amxbf16intrin.h>)
-#define HAVE_AMX
-#endif
-#endif
-
 #ifdef HAVE_AMX
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AMX __attribute__((target("avx512f,avx512bw,amx-tile,amx-bf16")))
-
 enum {
-    TILE = 16 * 32,  /* bf16 of a tile */
-    STEP = 32,       /* pixels of a tile */
-    PANEL = 32,      /* channels of two tiles side by side */
     PIXELS = 1024,   /* packed at a time, at most */
     CHUNK = 1 << 19, /* bytes of packed dy that a core's cache holds beside the rest */
 };
-
-typedef uint16_t bf16;
 
 typedef struct amx {
     dnri_binding b;
@@ -49,57 +36,6 @@ typedef struct amx {
 } amx;
 
 /* ---- packing */
-
-/* in[16][16] of 32 bits, turned */
-AMX static inline void turn(const __m512i in[16], __m512i out[16])
-{
-    __m512i t[16], u[16];
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(in[2 * i], in[2 * i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    /* 128 bits l of u[4i + j] are column 4l + j of rows 4i … 4i + 3 */
-    for (int j = 0; j < 4; j++) {
-        const __m512i a = _mm512_shuffle_i32x4(u[j], u[4 + j], 0x88);
-        const __m512i b = _mm512_shuffle_i32x4(u[j], u[4 + j], 0xdd);
-        const __m512i c = _mm512_shuffle_i32x4(u[8 + j], u[12 + j], 0x88);
-        const __m512i d = _mm512_shuffle_i32x4(u[8 + j], u[12 + j], 0xdd);
-        out[j] = _mm512_shuffle_i32x4(a, c, 0x88);
-        out[j + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
-        out[j + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
-        out[j + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
-    }
-}
-
-/* 32 channels, from `at` on, of 32 pixels: pairs of pixels side by side, as two tiles of 16 channels */
-AMX static inline void pair_up(const bf16 *const pixel[STEP], int64_t at, __m512i lo[16],
-                               __m512i hi[16])
-{
-    static const uint16_t order[2][32] = {
-        {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-    const __m512i first = _mm512_loadu_si512(order[0]), second = _mm512_loadu_si512(order[1]);
-    for (int i = 0; i < 16; i++) {
-        const __m512i v = _mm512_loadu_si512(pixel[2 * i] + at);
-        const __m512i w = _mm512_loadu_si512(pixel[2 * i + 1] + at);
-        lo[i] = _mm512_permutex2var_epi16(v, first, w);
-        hi[i] = _mm512_permutex2var_epi16(v, second, w);
-    }
-}
-
-AMX static inline void put(bf16 *tile, const __m512i v[16])
-{
-    for (int i = 0; i < 16; i++)
-        _mm512_storeu_si512(tile + 32 * i, v[i]);
-}
 
 AMX static void pack_dy(const amx *s, int64_t step)
 {
@@ -155,16 +91,6 @@ AMX static void pack_slice(void *ctx, int slice, int64_t begin, int64_t end)
 }
 
 /* ---- the product */
-
-typedef struct tile_config {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} tile_config;
-
-static const tile_config all_full = {.palette = 1,
-                                     .bytes = {64, 64, 64, 64, 64, 64, 64, 64},
-                                     .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 /* 32 × 32 of dw, rows `pitch` bytes apart. */
 AMX static inline void block(const amx *s, const bf16 *a, const bf16 *t, float *dw, int64_t pitch)
@@ -231,7 +157,7 @@ static dnr_status run(void *ctx)
 /* ---- the step */
 
 /* A process has to ask Linux for the tiles' registers once. */
-static bool may_use_tiles(void)
+bool dnri_amx_ready(void)
 {
     enum { REQUEST = 0x1023, TILE_DATA = 18 };
     static int granted; /* 0: not asked */
@@ -240,13 +166,18 @@ static bool may_use_tiles(void)
     return granted > 0;
 }
 
-bool dnri_amx_fits(const dnri_dnn_desc *d)
+static bool wgrad_fits(const dnri_dnn_desc *d)
 {
     return d->pass == DNRI_DNN_WGRAD && !d->dense && d->shape[DNRI_DNN_SRC].dtype == DNR_BF16 &&
            d->shape[DNRI_DNN_DST].dtype == DNR_BF16 &&
            d->shape[DNRI_DNN_WEIGHTS].dtype == DNR_F32 &&
            d->shape[DNRI_DNN_SRC].dim[3] % PANEL == 0 &&
-           d->shape[DNRI_DNN_DST].dim[3] % PANEL == 0 && may_use_tiles();
+           d->shape[DNRI_DNN_DST].dim[3] % PANEL == 0 && dnri_amx_ready();
+}
+
+bool dnri_amx_fits(const dnri_dnn_desc *d)
+{
+    return wgrad_fits(d) || dnri_amx_conv_fits(d);
 }
 
 static dnr_status bind(void *ctx, const dnri_binding *b)
@@ -269,6 +200,8 @@ static dnr_status bind(void *ctx, const dnri_binding *b)
 
 dnr_status dnri_amx_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4], dnri_step *out)
 {
+    if (d->pass != DNRI_DNN_WGRAD)
+        return dnri_amx_conv_step(dev, d, slot, out);
     const dnr_desc *x = &d->shape[DNRI_DNN_SRC], *y = &d->shape[DNRI_DNN_DST];
     const int64_t kernel = d->shape[DNRI_DNN_WEIGHTS].dim[1];
     amx *s = dnri_cpu_step(out, sizeof *s, run, 0);
