@@ -218,12 +218,14 @@ static void run_one(void *ctx, cudaStream_t s, void *memory)
 static dnr_status own_is_faster(dnri_cuda *d, const gram *q, size_t workspace, bool *own)
 {
     contest c = {.d = d, .q = q};
+    const k_gram_args a = own_args(d, q);
     const size_t bytes = up((size_t)(q->rows * q->c) * dnri_dtype_size(q->type)) +
                          up((size_t)(q->c * (q->c + 1)) * sizeof(float)) + workspace;
     char key[128], text[64];
     float us[2];
-    snprintf(key, sizeof key, "gram %s rows%lld c%lld workspace%zu", dnri_dtype_name(q->type),
-             (long long)q->rows, (long long)q->c, workspace);
+    snprintf(key, sizeof key, "gram %s rows%lld c%lld parts%d workspace%zu",
+             dnri_dtype_name(q->type), (long long)q->rows, (long long)q->c, k_gram_parts(&a),
+             workspace);
     const char *known = d->choices ? dnri_choices_get(d->choices, key) : NULL;
     if (known) {
         *own = strncmp(known, "own", 3) == 0;

@@ -3,11 +3,8 @@
  * A block has a range of rows, which come through a ring of stages. Of a stage a group of warps has 32 rows. What lies
  * in 16 of them and 16 columns is a factor on the left as it comes from shared memory, and its halves are factors on the
  * right; of the product, which is symmetric, only tiles on and below the diagonal are made: a warp has rows of tiles `high`
- * and `low`, which together are as many tiles for each. */
-#include "kernels.h"
-
-#include "../../runtime/cuda/vec.cuh"
-#include "mma.cuh"
+ * and `low`, which together are as many tiles for each. On sm_90 gram_hopper.cuh takes its place. */
+#include "gram_hopper.cuh"
 
 #define THREADS 256
 #define STAGE   (16 << 10) /* bytes */
@@ -112,7 +109,7 @@ __global__ void __launch_bounds__(THREADS, C < 256 ? 2 : 1) k_gram_kernel(k_gram
 {
     using S = square<T, C>;
     constexpr int PER_ROW = C / 8, AT_ONCE = THREADS / PER_ROW; /* vectors; rows */
-    extern __shared__ __align__(128) unsigned char sm[];
+    extern __shared__ __align__(1024) unsigned char sm[];
     const int64_t stages = (a.rows + S::ROWS - 1) / S::ROWS;
     const int64_t first = stages * blockIdx.x / gridDim.x;
     const int64_t last = stages * (blockIdx.x + 1) / gridDim.x;
@@ -179,6 +176,8 @@ bool k_gram_takes(const k_gram_args *a)
 
 int k_gram_parts(const k_gram_args *a)
 {
+    if (h_gram_takes(a))
+        return h_gram_parts(a);
     const int64_t rows = STAGE / (2 * a->c), stages = (a->rows + rows - 1) / rows;
     const int64_t at_once = a->sms * (a->c < 256 ? 2 : 1),
                   waves = (stages + RUN * at_once - 1) / (RUN * at_once);
@@ -188,6 +187,10 @@ int k_gram_parts(const k_gram_args *a)
 template <class T, int C> static void launch(cudaStream_t s, const k_gram_args *a)
 {
     constexpr int bytes = STAGE * STAGES;
+    if (h_gram_takes(a)) {
+        h_launch<T, C>(s, a);
+        return;
+    }
     static_assert(C == 256 || (C * (C + 4) + square<T, C>::GROUPS * C) * 4 <= bytes,
                   "room to add up groups");
     (void)cudaFuncSetAttribute(k_gram_kernel<T, C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
