@@ -495,6 +495,12 @@ static void bad_pictures_are_reported(void **state)
     assert_float_equal(number_of(found, "count"), 1, 0);
     has(text_of(json_array_get(json_object_get(found, "new"), 0), "name"), "broken.png");
     json_decref(list);
+    /* a run among the class folders would be one of them */
+    fails(2, "train quickstart.cfg device=cpu data.train=digits_train --out digits_train/a/b/",
+          "the run directory digits_train/a/b/ lies in data.train = digits_train", "--out DIR");
+    assert_int_not_equal(access("digits_train/a", F_OK), 0);
+    fails(2, "train quickstart.cfg device=cpu data.val=. --out ''x", "lies in data.val = .", "");
+    fails(2, "train quickstart.cfg device=cpu data.val=.", "directory runs lies in data.val", "");
     fails(3,
           "train quickstart.cfg device=cpu data.train=digits_train data.on_error=stop "
           "train.epochs=1 optim.warmup=0 --out bad2",

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,48 @@ static dnr_status refuse_a_run(const rundir *r, const char *where, dnr_error *er
     return DNR_OK;
 }
 
+/* The longest part of the path that is there, as it is: all but symbolic links. */
+static void real_part(const char *path, char real[PATH_MAX])
+{
+    char part[PATH_ROOM];
+    snprintf(part, sizeof part, "%s", path);
+    while (!realpath(part, real)) {
+        char *slash = strrchr(part, '/');
+        if (!slash && !strcmp(part, ".")) { /* a removed folder */
+            real[0] = 0;
+            return;
+        }
+        if (slash)
+            slash[slash == part] = 0;
+        else
+            snprintf(part, sizeof part, ".");
+    }
+}
+
+/* A folder among those of classes would be taken for one of them. */
+static dnr_status refuse_data(const char *path, const cfg *c, const char *where, dnr_error *err)
+{
+    const struct {
+        const char *key, *folder, *map;
+    } data[] = {{"data.train", c->data.train, c->data.class_map},
+                {"data.val", c->data.val, c->data.val_class_map}};
+    char run[PATH_MAX], folder[PATH_MAX];
+    real_part(path, run);
+    for (int i = 0; i < 2; i++) {
+        struct stat sb;
+        if (!*data[i].folder || *data[i].map || !realpath(data[i].folder, folder) ||
+            stat(folder, &sb) != 0 || !S_ISDIR(sb.st_mode))
+            continue;
+        const size_t n = strlen(folder);
+        if (strncmp(run, folder, n) || (run[n] && run[n] != '/' && n > 1))
+            continue;
+        tool_fail(err, DNR_EUSAGE, where, "the run directory %.250s lies in %s = %.250s", path,
+                  data[i].key, data[i].folder);
+        return tool_remedy(err, "choose a folder outside of the pictures with --out DIR");
+    }
+    return DNR_OK;
+}
+
 /* A new folder in runs/: other runs may begin, or end and remove what is empty, at the same moment. */
 static dnr_status make_new(rundir *r, const cfg *c, dnr_error *err)
 {
@@ -137,6 +180,8 @@ dnr_status rundir_make(rundir *r, const cfg *c, const char *out, bool go_on, dnr
     const char *where = out && out == c->run.out ? "run.out" : "command line";
     if (out && !go_on)
         TOOL_TRY(st, refuse_a_run(r, where, err));
+    if (!go_on)
+        TOOL_TRY(st, refuse_data(out ? out : "runs", c, where, err));
     TOOL_TRY(st, out ? make_folders(r->path, err) : make_new(r, c, err));
     if (access(r->path, W_OK) != 0) {
         st = disk_error(r->path, "write to", err);
