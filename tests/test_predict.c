@@ -84,6 +84,10 @@ static void shows_pictures_where_asked(void **state)
     assert_int_equal(dnnrun("predict 'a=7.png' --weights " WEIGHTS " device=cpu"), 0);
     assert_false(strstr(out_text, "▀"));
     has(out_text, "a=7.png: 7 ");
+    char *same = strdup(out_text); /* a run stands for its last weights */
+    assert_int_equal(dnnrun("predict run 'a=7.png' device=cpu"), 0);
+    assert_string_equal(out_text, same);
+    free(same);
     assert_int_equal(dnnrun("predict 'a=7.png' --weights " WEIGHTS " device=cpu --show --top 1"),
                      0);
     int rows = 0;

@@ -11,9 +11,11 @@
 #include <unistd.h>
 
 static const char help[] =
-    "dnnrun predict [CFG] [section.key=value ...] --weights FILE IMAGE|FOLDER...: names what is in "
-    "pictures.\n"
+    "dnnrun predict RUN|[CFG] [section.key=value ...] [--weights FILE] IMAGE|FOLDER...: names what "
+    "is "
+    "in pictures.\n"
     "\n"
+    "  dnnrun predict runs/mine cat.jpg holiday/       with the last weights of a run\n"
     "  dnnrun predict --weights runs/mine/checkpoints/best/model.safetensors cat.jpg holiday/\n"
     "  dnnrun predict resnet50.cfg --weights torchvision.safetensors cat.jpg --top 3\n"
     "  dnnrun predict --weights model.safetensors holiday/ --json > seen.jsonl\n"
@@ -39,6 +41,7 @@ typedef struct prediction {
     tool_args a;
     const char **images; /* of the command line */
     char **set;          /* its keys */
+    char last[CFG_TEXT]; /* weights of the run that was given */
     int n_images, n_set;
     json_t *names; /* of classes, or NULL */
     dnr_source *src;
@@ -67,7 +70,16 @@ static bool is_cfg(const char *word)
     return n > 4 && !strcmp(word + n - 4, ".cfg");
 }
 
-/* Sorts the words into CFG, keys and pictures. */
+/* Its last weights then. */
+static bool is_run(const char *word, char weights[CFG_TEXT])
+{
+    char file[CFG_TEXT];
+    snprintf(file, sizeof file, "%s/resolved.cfg", word);
+    snprintf(weights, CFG_TEXT, "%s/checkpoints/last/model.safetensors", word);
+    return access(file, F_OK) == 0;
+}
+
+/* Sorts the words into RUN or CFG, keys and pictures. */
 static dnr_status sort_words(prediction *p)
 {
     const tool_args *a = &p->a;
@@ -85,14 +97,16 @@ static dnr_status sort_words(prediction *p)
             p->set[p->n_set++] = word;
         else if (i == 0 && is_cfg(word))
             cfg_name = word;
+        else if (i == 0 && !a->weights && is_run(word, p->last))
+            p->a.weights = p->last;
         else
             p->images[p->n_images++] = word;
     }
     p->a.cfg = cfg_name;
     if (!a->weights) {
         tool_fail(p->err, DNR_EUSAGE, "command line", "which weights? predict needs them");
-        return tool_remedy(p->err, "add --weights FILE, such as RUN/checkpoints/best/"
-                                   "model.safetensors");
+        return tool_remedy(p->err, "begin with the folder of a run, or add --weights FILE, such as "
+                                   "RUN/checkpoints/best/model.safetensors");
     }
     if (!p->n_images) {
         tool_fail(p->err, DNR_EUSAGE, "command line", "predict needs pictures");
