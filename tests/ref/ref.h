@@ -9,6 +9,8 @@
 #include "../../runtime/engine_ops.h"
 #include "../../runtime/reduce.h"
 
+#include <math.h>
+
 /* One lowered op: its description, the shapes and the addresses of its tensors. */
 typedef struct ref_step {
     dnri_op op;
@@ -60,6 +62,28 @@ static inline bool ref_positive(dnr_dtype t, const void *y, int64_t i)
 {
     return t == DNR_U8 ? ((const unsigned char *)y)[i / 8] >> i % 8 & 1
                        : ((const double *)y)[i] > 0;
+}
+
+/* Statistics of channel c of x = in[0] over M values in all, of x itself or of the sums that are given for it: from `in` on
+ * stand the running mean and variance, which move, and Σ x and Σ x²; mean and 1/std go to `out` and the one behind it. */
+static inline void ref_batch_stats(const ref_step *s, const dnri_norm_attr *a, int64_t M, int64_t c,
+                                   int in, int out)
+{
+    const int64_t C = s->in[0].dim[3], n = dnri_count(&s->in[0]);
+    const double *x = s->at.in[0], m = a->momentum;
+    const double *sum = s->op.n_in > in + 2 ? s->at.in[in + 2] : NULL, *sqsum = s->at.in[in + 3];
+    double *running_mean = s->at.in[in], *running_var = s->at.in[in + 1];
+    double mean = 0, var = 0;
+    for (int64_t i = c; !sum && i < n; i += C)
+        mean += x[i];
+    mean = (sum ? sum[c] : mean) / (double)M;
+    for (int64_t i = c; !sum && i < n; i += C)
+        var += (x[i] - mean) * (x[i] - mean);
+    var = sum ? fmax(0, sqsum[c] / (double)M - mean * mean) : var / (double)M;
+    ((double *)s->at.out[out])[c] = mean;
+    ((double *)s->at.out[out + 1])[c] = 1 / sqrt(var + a->eps);
+    running_mean[c] = (1 - m) * running_mean[c] + m * mean;
+    running_var[c] = (1 - m) * running_var[c] + m * var * (double)M / (double)(M - 1);
 }
 
 /* y += a · x */

@@ -1,8 +1,6 @@
 /* ref_norm.c: batch normalisation and ReLU. A tensor is a matrix [M, C], M = N·H·W. */
 #include "ref.h"
 
-#include <math.h>
-
 /* Inputs of norm.train, .apply and .eval; of norm.bwd. */
 enum { X, GAMMA, BETA, RESIDUAL, MEAN, VAR, SUM, SQSUM };
 enum { B_X, B_Y, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD };
@@ -29,34 +27,21 @@ static void normalise(const ref_step *s, int64_t c, double mean, double invstd)
     }
 }
 
-static void normalise_by_batch(const ref_step *s)
+/* Over this and the other ranks' rows, M in all. */
+static void normalise_by_batch(const ref_step *s, const dnri_norm_attr *a, int64_t ranks)
 {
-    const int64_t C = s->in[X].dim[3], M = dnri_count(&s->in[X]) / C;
-    const double *x = s->at.in[X], m = norm_attr(s)->momentum;
-    double *running_mean = s->at.in[MEAN], *running_var = s->at.in[VAR];
-    double *saved_mean = s->at.out[1], *saved_invstd = s->at.out[2];
-    const double *given_sum = s->op.n_in > SUM ? s->at.in[SUM] : NULL,
-                 *given_sqsum = s->at.in[SQSUM];
+    const int64_t C = s->in[X].dim[3], M = dnri_count(&s->in[X]) / C * ranks;
+    const double *mean = s->at.out[1], *invstd = s->at.out[2];
     REF_PARALLEL
     for (int64_t c = 0; c < C; c++) {
-        double mean = 0, var = 0;
-        for (int64_t i = c; !given_sum && i < M * C; i += C)
-            mean += x[i];
-        mean = (given_sum ? given_sum[c] : mean) / (double)M;
-        for (int64_t i = c; !given_sum && i < M * C; i += C)
-            var += (x[i] - mean) * (x[i] - mean);
-        var = given_sum ? fmax(0, given_sqsum[c] / (double)M - mean * mean) : var / (double)M;
-        saved_mean[c] = mean;
-        saved_invstd[c] = 1 / sqrt(var + norm_attr(s)->eps);
-        running_mean[c] = (1 - m) * running_mean[c] + m * mean;
-        running_var[c] = (1 - m) * running_var[c] + m * var * (double)M / (double)(M - 1);
-        normalise(s, c, mean, saved_invstd[c]);
+        ref_batch_stats(s, a, M, c, MEAN, 1);
+        normalise(s, c, mean[c], invstd[c]);
     }
 }
 
 static void norm_train(const ref_step *s)
 {
-    normalise_by_batch(s);
+    normalise_by_batch(s, norm_attr(s), 1);
     if (s->op.n_out > 3)
         ref_mask(s->at.out[3], s->at.out[0], dnri_count(&s->in[X]));
 }
@@ -132,19 +117,7 @@ static void norm_sums(const ref_step *s)
 static void norm_sync(const ref_step *s)
 {
     const dnri_norm_sync_attr *a = (const dnri_norm_sync_attr *)s->op.attr;
-    const int64_t C = s->in[X].dim[3];
-    const double M = (double)(dnri_count(&s->in[X]) / C * a->ranks), m = a->norm.momentum;
-    const double *sum = s->at.in[SUM], *sqsum = s->at.in[SQSUM];
-    double *running_mean = s->at.in[MEAN], *running_var = s->at.in[VAR];
-    double *mean = s->at.out[1], *invstd = s->at.out[2];
-    for (int64_t c = 0; c < C; c++) {
-        mean[c] = sum[c] / M;
-        const double var = fmax(0, sqsum[c] / M - mean[c] * mean[c]);
-        invstd[c] = 1 / sqrt(var + a->norm.eps);
-        running_mean[c] = (1 - m) * running_mean[c] + m * mean[c];
-        running_var[c] = (1 - m) * running_var[c] + m * var * M / (M - 1);
-        normalise(s, c, mean[c], invstd[c]);
-    }
+    normalise_by_batch(s, &a->norm, a->ranks);
 }
 
 static void norm_bwd_sums(const ref_step *s)

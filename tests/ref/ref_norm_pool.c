@@ -1,8 +1,6 @@
 /* ref_norm_pool.c: norm with ReLU and max pool as one op. x [N,H,W,C], y [N,P,Q,C]. */
 #include "ref.h"
 
-#include <math.h>
-
 enum { X, GAMMA, BETA, MEAN, VAR, SUM, SQSUM };
 enum { Y, INDEX, OUT_MEAN, OUT_INVSTD };
 enum { B_X, B_INDEX, B_DY, B_DY2, B_GAMMA, B_BETA, B_MEAN, B_INVSTD };
@@ -51,25 +49,11 @@ static void train(const ref_step *s)
 {
     const dnri_norm_attr *a = &((const dnri_norm_pool_attr *)s->op.attr)->norm;
     const int64_t C = s->in[X].dim[3], M = dnri_count(&s->in[X]) / C;
-    const double *x = s->at.in[X], m = a->momentum;
-    double *running_mean = s->at.in[MEAN], *running_var = s->at.in[VAR];
-    double *saved_mean = s->at.out[OUT_MEAN], *saved_invstd = s->at.out[OUT_INVSTD];
-    const double *given_sum = s->op.n_in > SUM ? s->at.in[SUM] : NULL,
-                 *given_sqsum = s->at.in[SQSUM];
+    const double *mean = s->at.out[OUT_MEAN], *invstd = s->at.out[OUT_INVSTD];
     REF_PARALLEL
     for (int64_t c = 0; c < C; c++) {
-        double mean = 0, var = 0;
-        for (int64_t i = c; !given_sum && i < M * C; i += C)
-            mean += x[i];
-        mean = (given_sum ? given_sum[c] : mean) / (double)M;
-        for (int64_t i = c; !given_sum && i < M * C; i += C)
-            var += (x[i] - mean) * (x[i] - mean);
-        var = given_sum ? fmax(0, given_sqsum[c] / (double)M - mean * mean) : var / (double)M;
-        saved_mean[c] = mean;
-        saved_invstd[c] = 1 / sqrt(var + a->eps);
-        running_mean[c] = (1 - m) * running_mean[c] + m * mean;
-        running_var[c] = (1 - m) * running_var[c] + m * var * (double)M / (double)(M - 1);
-        pool(s, c, mean, saved_invstd[c]);
+        ref_batch_stats(s, a, M, c, MEAN, OUT_MEAN);
+        pool(s, c, mean[c], invstd[c]);
     }
 }
 
