@@ -208,13 +208,15 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     return DNR_OK;
 }
 
-/* From this share of a tensor in shared memory on, one launch is faster than three. */
-#define ONCE_SHARE 0.5
+/* From this share of a tensor in shared memory on, one launch is faster than three; backward, where the gradient of a
+ * residual is not written as well, from the second. */
+#define ONCE_SHARE     0.5
+#define ONCE_SHARE_BWD 0.1
 
-static bool takes_once(dnr_device *dev, const dnr_desc *x, bool backward)
+static bool takes_once(dnr_device *dev, const dnr_desc *x, bool backward, double share)
 {
     return k_norm_once_share(&dnri_cuda_of(dev)->k, (int)x->dtype, rows_of(x), x->dim[3],
-                             backward) >= ONCE_SHARE;
+                             backward) >= share;
 }
 
 static dnr_status lower_once(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
@@ -230,7 +232,7 @@ static dnr_status lower_train(dnr_device *dev, const dnr_graph *g, const dnri_op
 {
     if (op->n_in > SUM && op->in[SUM] >= 0)
         return lower(dev, g, op, run_train_from_sums, 1, "k_norm apply of sums", out);
-    if (takes_once(dev, dnri_desc(g, op->in[X]), false))
+    if (takes_once(dev, dnri_desc(g, op->in[X]), false, ONCE_SHARE))
         return lower_once(dev, g, op, run_train_once, out);
     return lower(dev, g, op, run_train, 3, "k_norm stats+apply", out);
 }
@@ -238,7 +240,8 @@ static dnr_status lower_train(dnr_device *dev, const dnr_graph *g, const dnri_op
 static dnr_status lower_bwd(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
                             const dnri_lower_opts *o, dnri_step *out)
 {
-    if (takes_once(dev, dnri_desc(g, op->in[B_X]), true))
+    const bool residual = ((const dnri_norm_bwd_attr *)op->attr)->residual;
+    if (takes_once(dev, dnri_desc(g, op->in[B_X]), true, residual ? ONCE_SHARE : ONCE_SHARE_BWD))
         return lower_once(dev, g, op, run_bwd_once, out);
     return lower(dev, g, op, run_bwd, 3, "k_norm sums+apply", out);
 }

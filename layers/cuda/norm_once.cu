@@ -8,8 +8,9 @@
 #define WARPS   (THREADS / 32)
 /* Accesses of neighbouring channels that a block has: 128 bytes, one line of the cache. */
 #define COLS 8
-/* Loads of each tensor in flight. */
+/* Loads of each tensor in flight, and of partial sums. */
 #define LOADS 4
+#define PARTS 12
 /* Bytes of shared memory before what is kept: the sums of each warp, or of each thread in fp64; a value a channel. */
 #define SUMS_BYTES   (WARPS * 2 * COLS * 8 * sizeof(float))
 #define VALUES_BYTES (2 * COLS * 8 * sizeof(float))
@@ -145,13 +146,13 @@ __device__ void finish_bwd(const once &o, const k_norm_bwd_args &a, const once_p
 {
     const int me = (int)threadIdx.x, n = t.values, i = me & (n - 1), shares = THREADS / n;
     double sum = 0;
-    for (unsigned b = (unsigned)(me / n); b < gridDim.x; b += LOADS * shares) {
-        float p[LOADS];
+    for (unsigned b = (unsigned)(me / n); b < gridDim.x; b += PARTS * shares) {
+        float p[PARTS];
 #pragma unroll
-        for (int u = 0; u < LOADS; u++)
+        for (int u = 0; u < PARTS; u++)
             p[u] = b + u * shares < gridDim.x ? load_fresh(part_of(o, n, b + u * shares) + i) : 0;
 #pragma unroll
-        for (int u = 0; u < LOADS; u++)
+        for (int u = 0; u < PARTS; u++)
             sum += p[u];
     }
     wide_sums()[me] = sum;
@@ -307,16 +308,16 @@ __device__ void finish_stats(const once &o, const k_norm_args &a, const once_pla
 {
     const int me = (int)threadIdx.x, n = t.values / 2, i = me & (n - 1), shares = THREADS / n;
     double sum = 0, sq = 0;
-    for (unsigned b = (unsigned)(me / n); b < gridDim.x; b += LOADS * shares) {
-        float p[LOADS][2];
+    for (unsigned b = (unsigned)(me / n); b < gridDim.x; b += PARTS * shares) {
+        float p[PARTS][2];
 #pragma unroll
-        for (int u = 0; u < LOADS; u++)
+        for (int u = 0; u < PARTS; u++)
             if (b + u * shares < gridDim.x) {
                 p[u][0] = load_fresh(part_of(o, 2 * n, b + u * shares) + i);
                 p[u][1] = load_fresh(part_of(o, 2 * n, b + u * shares) + n + i);
             }
 #pragma unroll
-        for (int u = 0; u < LOADS; u++)
+        for (int u = 0; u < PARTS; u++)
             if (b + u * shares < gridDim.x) {
                 const double rows = (double)rows_of(a.rows, (int)gridDim.x, THREADS / t.lanes,
                                                     (int)b + u * shares),
