@@ -3,44 +3,12 @@
 #include "train_loop.h"
 #include "ranks.h"
 #include "screen.h"
+#include "signals.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-
-static volatile sig_atomic_t stop_signal;
-static dnr_trainer *volatile to_stop; /* by a signal; NULL: the loop does not run */
-
-static void on_signal(int sig)
-{
-    stop_signal = sig;
-    if (to_stop)
-        dnr_trainer_ask_stop(to_stop);
-}
-
-static void on_broken_pipe(int sig)
-{
-    if (!stop_signal)
-        on_signal(sig);
-}
-
-/* The second signal kills: a run that does not come to its next step must not be immortal. But SIGPIPE comes with each
- * line once the reader is gone, as where Ctrl-C has ended the `tee` behind a run: what is printed then is lost, no more. */
-static void catch_signals(void)
-{
-    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART | (int)SA_RESETHAND},
-                     old;
-    sigaction(SIGINT, &sa, NULL);
-    sigaction(SIGTERM, &sa, NULL);
-    sigaction(SIGUSR1, &sa, NULL);
-    if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup */
-        sigaction(SIGHUP, &sa, NULL);
-    sa.sa_handler = on_broken_pipe;
-    sa.sa_flags = SA_RESTART;
-    sigaction(SIGPIPE, &sa, NULL);
-}
 
 /* Sums over some steps; a live line fades old ones out. */
 typedef struct sums {
@@ -484,7 +452,7 @@ static void summary(const loop *l)
 /* Saves, and says how to go on. */
 static dnr_status stop(loop *l)
 {
-    const char *signal = stop_signal ? strsignal(stop_signal) : "another rank was asked to";
+    const char *signal = signals_seen() ? strsignal(signals_seen()) : "another rank was asked to";
     dnr_error *err = l->err;
     dnr_status st;
     TOOL_TRY(st, catch_up(l));
@@ -521,7 +489,7 @@ static void save_what_was_trained(loop *l, dnr_status st)
 /* A run of several ranks ends after a step that all agree on. */
 static bool is_to_stop(loop *l, const dnr_metrics *m)
 {
-    return dnr_comm_launched(l->s->comm) ? m->stop : stop_signal != 0;
+    return dnr_comm_launched(l->s->comm) ? m->stop : signals_seen() != 0;
 }
 
 /* Of the first steps that are as all others, into the run directory; rank 0 has one. */
@@ -546,8 +514,7 @@ dnr_status train_loop(session *s, rundir *dir, const resume *r, dnr_error *err)
     loop l = {.s = s, .dir = dir, .err = err, .best = -1, .best_step = -1, .saved = -1};
     dnr_metrics m = {0};
     dnr_status st = DNR_OK;
-    to_stop = s->trainer;
-    catch_signals();
+    signals_ask(s->trainer);
     l.started = l.last_time = l.saved_time = tool_now();
     if (r->goes_on)
         TOOL_TRY(st, take_up(&l, r));
@@ -576,6 +543,6 @@ out:
     if (st == DNR_STOPPED) /* between steps, or within an evaluation */
         st = stop(&l);
     save_what_was_trained(&l, st);
-    to_stop = NULL;
+    signals_ask(NULL);
     return st;
 }
