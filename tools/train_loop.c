@@ -99,7 +99,8 @@ static void show_progress(const loop *l, double now)
              (long long)s->cfg.train.epochs, (long long)l->m.step, (long long)s->steps,
              r->loss / r->steps, 100 * r->top1 / r->steps, l->m.lr,
              tool_thousands((int64_t)(r->samples / fmax(r->seconds, 1e-9)), speed), 100 * waited,
-             waited > 0.2 ? " (loader-bound)" : "", tool_duration(seconds_left(l), eta));
+             waited > 0.2 && r->steps > 3 ? " (loader-bound)" : "",
+             tool_duration(seconds_left(l), eta));
     screen_live(now, line);
 }
 
