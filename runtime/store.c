@@ -198,26 +198,44 @@ dnr_status dnri_store_read(dnri_store *s, dnri_role role, int param, double *hos
     return st;
 }
 
+enum { PIECE = 1 << 16 }; /* values at a time: a whole copy would add to the peak of host memory */
+
+/* Room for a piece and its staging. */
+static double *new_piece(void)
+{
+    return malloc(2 * PIECE * sizeof(double));
+}
+
+/* put, and into the low-precision weights, from the rounded master, as the optimizer does. */
+static dnr_status put_piece(dnri_store *s, dnri_role role, const dnri_param *x, int64_t at,
+                            int64_t n, double *piece)
+{
+    DNR_TRY(put(s, role, x, at, n, piece, piece + PIECE));
+    return role == DNRI_MASTER && !aliased(&s->num)
+               ? put(s, DNRI_WEIGHT, x, at, n, piece, piece + PIECE)
+               : DNR_OK;
+}
+
+static int64_t piece_at(const dnri_param *x, int64_t at)
+{
+    return x->count - at < PIECE ? x->count - at : PIECE;
+}
+
 dnr_status dnri_store_write(dnri_store *s, dnri_role role, int param, const double *host)
 {
     const dnri_param *x = NULL;
     DNR_TRY(find(s, &role, param, &x));
-    enum { PIECE = 1 << 16 }; /* a whole copy would add to the peak of host memory */
     dnr_status st = DNR_OK;
     s->changes++;
-    double *value = malloc(2 * PIECE * sizeof *value); /* the second half is for staging */
-    if (!value)
+    double *piece = new_piece();
+    if (!piece)
         return DNR_FAIL_NOMEM();
     for (int64_t at = 0; at < x->count; at += PIECE) {
-        int64_t n = x->count - at < PIECE ? x->count - at : PIECE;
-        memcpy(value, host + at, (size_t)n * sizeof *value);
-        DNR_GOTO(st, put(s, role, x, at, n, value, value + PIECE));
-        if (role == DNRI_MASTER &&
-            !aliased(&s->num)) /* from the rounded master, as the optimizer does */
-            DNR_GOTO(st, put(s, DNRI_WEIGHT, x, at, n, value, value + PIECE));
+        memcpy(piece, host + at, (size_t)piece_at(x, at) * sizeof *piece);
+        DNR_GOTO(st, put_piece(s, role, x, at, piece_at(x, at), piece));
     }
 out:
-    free(value);
+    free(piece);
     return st;
 }
 
@@ -246,13 +264,13 @@ static dnr_status clear(dnri_store *s, size_t bytes, void *slab)
     return st;
 }
 
-static void initial(const dnri_param *x, uint64_t seed, double *v)
+/* The next n initial values of the parameter. */
+static void initial(const dnri_param *x, dnri_rng *rng, int64_t n, double *v)
 {
-    dnri_rng rng = DNRI_RNG(seed, dnri_rng_word(x->name));
     const int64_t *d = x->dim;
     double std = sqrt(2.0 / (double)(d[0] * d[1] * d[2]));
     double bound = 1 / sqrt((double)(x->fan > 0 ? x->fan : d[1] * d[2] * d[3]));
-    for (int64_t i = 0; i < x->count; i++)
+    for (int64_t i = 0; i < n; i++)
         switch (x->init) {
         case DNRI_INIT_ZERO:
             v[i] = 0;
@@ -261,34 +279,40 @@ static void initial(const dnri_param *x, uint64_t seed, double *v)
             v[i] = 1;
             break;
         case DNRI_INIT_FAN_OUT:
-            v[i] = std * dnri_rng_normal(&rng);
+            v[i] = std * dnri_rng_normal(rng);
             break;
         case DNRI_INIT_LINEAR:
-            v[i] = bound * (2 * dnri_rng_uniform(&rng) - 1);
+            v[i] = bound * (2 * dnri_rng_uniform(rng) - 1);
             break;
         }
 }
 
 dnr_status dnri_store_init(dnri_store *s, uint64_t seed)
 {
+    dnr_status st = DNR_OK;
+    double *piece = new_piece();
+    if (!piece)
+        return DNR_FAIL_NOMEM();
+    s->changes++;
     for (int role = 0; role < DNRI_STATE; role++)
         if (s->slab[role])
-            DNR_TRY(
-                clear(s, slab_bytes(s->params, &s->num, s->holds, (dnri_role)role), s->slab[role]));
+            DNR_GOTO(st, clear(s, slab_bytes(s->params, &s->num, s->holds, (dnri_role)role),
+                               s->slab[role]));
     for (int i = 0; i < dnri_params_count(s->params); i++) {
         const dnri_param *x = dnri_params_at(s->params, i);
-        double *v = malloc((size_t)x->count * sizeof *v);
-        if (!v)
-            return DNR_FAIL_NOMEM();
-        initial(x, seed, v);
-        dnr_status st =
-            dnri_store_write(s, x->kind == DNRI_RUNNING ? DNRI_BUFFER : DNRI_MASTER, i, v);
-        free(v);
-        DNR_TRY(st);
+        const dnri_role role = x->kind == DNRI_RUNNING ? DNRI_BUFFER : DNRI_MASTER;
+        dnri_rng rng = DNRI_RNG(seed, dnri_rng_word(x->name));
+        for (int64_t at = 0; at < x->count; at += PIECE) {
+            initial(x, &rng, piece_at(x, at), piece);
+            DNR_GOTO(st, put_piece(s, role, x, at, piece_at(x, at), piece));
+        }
     }
-    DNR_TRY(dnri_store_start_ema(s));
-    return dnri_store_write_state(s,
-                                  &(dnri_state){.loss_scale = s->num.scaled ? DNRI_SCALE_INIT : 1});
+    DNR_GOTO(st, dnri_store_start_ema(s));
+    st =
+        dnri_store_write_state(s, &(dnri_state){.loss_scale = s->num.scaled ? DNRI_SCALE_INIT : 1});
+out:
+    free(piece);
+    return st;
 }
 
 /* ---- averages */
