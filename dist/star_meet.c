@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -179,9 +180,26 @@ static dnr_status welcome(dnri_star *s, double deadline)
     return st;
 }
 
+/* Two connections a rank, beside all else that is open: the usual 1024 files end at 384 ranks. */
+static dnr_status allow_files(int world)
+{
+    struct rlimit r;
+    const rlim_t need = 2 * (rlim_t)world + 256;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur >= need)
+        return DNR_OK;
+    const rlim_t most = r.rlim_max;
+    r.rlim_cur = need;
+    return need <= most && setrlimit(RLIMIT_NOFILE, &r) == 0
+               ? DNR_OK
+               : DNR_FAIL(DNR_EUSAGE, "raise ulimit -n on rank 0's host",
+                          "rank 0 of %d ranks needs %llu open files, and may have %llu", world,
+                          (unsigned long long)need, (unsigned long long)most);
+}
+
 static dnr_status open_hub(dnri_star *s, const char *address)
 {
     int listener;
+    DNR_TRY(allow_files(s->l.world));
     DNR_TRY(dnri_listen(address, &listener));
     dnr_status st = gather_ranks(s, listener);
     close(listener);

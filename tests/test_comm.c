@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -254,6 +255,14 @@ static void case_open(void **state)
     dnr_comm_close(c, NULL);
 }
 
+/* It may have SOFT files open, and raise that to HARD. */
+static void case_few_files(void **state)
+{
+    struct rlimit r = {(rlim_t)atoi(getenv("SOFT")), (rlim_t)atoi(getenv("HARD"))};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &r), 0);
+    dnr_comm_close(rank_open(2), NULL);
+}
+
 /* Rank 0 is at work long after the others are done, and they after it. */
 static void case_leave(void **state)
 {
@@ -268,6 +277,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(case_mismatch),    cmocka_unit_test(case_victim),
     cmocka_unit_test(case_no_callback), cmocka_unit_test(case_open),
     cmocka_unit_test(case_leave),       cmocka_unit_test(case_attaches),
+    cmocka_unit_test(case_few_files),
 };
 
 /* ================================================================ tests */
@@ -449,6 +459,19 @@ static void missing_ranks_are_named(void **state)
     ranks_free(&r);
 }
 
+/* The default of 1024 does not do for two connections to each of many ranks. */
+static void rank_0_asks_for_files(void **state)
+{
+    ranks r;
+    ranks_pass(8, "case_few_files", "SOFT=16 HARD=400");
+    ranks_start(&r, 2, 2, "case_few_files", "SOFT=64 HARD=200");
+    ranks_end(&r, 10);
+    ranks_say(&r, 0, "rank 0 of 2 ranks needs 260 open files, and may have 200");
+    ranks_say(&r, 0, "ulimit -n");
+    ranks_say(&r, 1, "rank 1 found no rank 0 within 2 s");
+    ranks_free(&r);
+}
+
 static void no_rank_0(void **state)
 {
     ranks r;
@@ -626,6 +649,7 @@ int main(void)
         cmocka_unit_test(ranks_leave_in_any_order),
         cmocka_unit_test(two_ranks_on_one_gpu_are_refused),
         cmocka_unit_test(missing_ranks_are_named),
+        cmocka_unit_test(rank_0_asks_for_files),
         cmocka_unit_test(no_rank_0),
         cmocka_unit_test(strangers_are_refused),
     };
