@@ -129,6 +129,15 @@ static void undisturbed(void)
 
 /* ---- kills and signals */
 
+/* Until there is one, or for a minute. */
+static void await_records(const char *path)
+{
+    struct stat sb = {0};
+    for (double end = now() + 60; now() < end && sb.st_size == 0; rest(0.002))
+        if (stat(path, &sb) != 0)
+            sb.st_size = 0;
+}
+
 static void killed_at_random(void **state)
 {
     NEEDS_CPU();
@@ -172,12 +181,9 @@ static void signals_save_all(void **state)
     NEEDS_CPU();
     undisturbed();
     for (int i = 0; i < 4; i++) {
-        struct stat sb = {0};
         sh("rm -rf stopped");
         pid_t pid = start("train " PLAIN "run.log_every=4 run.save_every=0 --out stopped");
-        for (double end = now() + 60; now() < end && sb.st_size == 0; rest(0.002))
-            if (stat("stopped/metrics.jsonl", &sb) != 0)
-                sb.st_size = 0;
+        await_records("stopped/metrics.jsonl");
         kill(pid, signals[i]);
         int status = finish(pid);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 75)
@@ -201,14 +207,11 @@ static void a_signal_cuts_an_evaluation_short(void **state)
 {
     static const char args[] = "train " PLAIN "run.log_every=23 data.val=synthetic "
                                "data.synthetic_n=%d --out cut --resume auto %s";
-    struct stat sb = {0};
     char first[512];
     NEEDS_CPU();
     snprintf(first, sizeof first, args, 100000000, "");
     pid_t pid = start(first);
-    for (double end = now() + 60; now() < end && sb.st_size == 0; rest(0.002))
-        if (stat("cut/metrics.jsonl", &sb) != 0)
-            sb.st_size = 0;
+    await_records("cut/metrics.jsonl");
     rest(0.1);
     kill(pid, SIGTERM);
     int status = finish(pid);
