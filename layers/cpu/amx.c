@@ -3,7 +3,8 @@
  * dw[k][r,s,c] = Σ over output pixels m of dy[m][k] · x[m moved by (r,s)][c] is a matrix product whose sum runs over the
  * slowest index of both factors. A tile product wants pixels as the fastest index of one (A: 16 channels × 32 pixels)
  * and in pairs in the other (B: 16 pairs × 16 channels × 2). So some thousand pixels at a time are packed into such
- * tiles, dy once and x once for each place of the kernel, and each 32 × 32 of dw takes up all of them at once. */
+ * tiles: dy once; x, for each place of the kernel, 32 channels at a time, which stay in the core's cache while all rows of dw
+ * take them up. */
 #include "amx.h"
 #include "amx_tiles.h"
 
@@ -17,7 +18,7 @@
 
 enum {
     PIXELS = 1024,   /* packed at a time, at most */
-    CHUNK = 1 << 19, /* bytes of packed dy that a core's cache holds beside the rest */
+    CHUNK = 1 << 20, /* bytes of packed dy that a core's cache holds beside the rest */
 };
 
 typedef struct amx {
@@ -32,7 +33,8 @@ typedef struct amx {
     int slices;
     const bf16 *x, *dy;
     float *dw;
-    bf16 *a, *t, *zeros; /* packed dy [k/16][step], packed x [panel][step][2]; a pixel of zeros */
+    const bf16 **pixel;  /* [place][step][32]: what of x is under it */
+    bf16 *a, *t, *zeros; /* packed dy [k/16][step], packed x [slice][step][2]; a pixel of zeros */
 } amx;
 
 /* ---- packing */
@@ -74,19 +76,24 @@ static void find_pixels(const amx *s, int64_t step, int64_t r, int64_t col, cons
 AMX static void pack_slice(void *ctx, int slice, int64_t begin, int64_t end)
 {
     const amx *s = ctx;
-    const bf16 *pixel[STEP];
-    __m512i lo[16], hi[16];
     for (int64_t step = begin; step < end; step++) {
-        bf16 *tile = s->t + step * 2 * TILE;
         pack_dy(s, step);
-        for (int64_t place = 0; place < s->kernel * s->kernel; place++) {
-            find_pixels(s, step, place / s->kernel, place % s->kernel, pixel);
-            for (int64_t c = 0; c < s->c; c += PANEL, tile += s->room * 2 * TILE) {
-                pair_up(pixel, c, lo, hi);
-                put(tile, lo);
-                put(tile + TILE, hi);
-            }
-        }
+        for (int64_t place = 0; place < s->kernel * s->kernel; place++)
+            find_pixels(s, step, place / s->kernel, place % s->kernel,
+                        s->pixel + (place * s->room + step) * STEP);
+    }
+}
+
+/* 32 channels of x under a place of the kernel, which are a panel of dw's columns. */
+AMX static void pack_x(const amx *s, int64_t panel, bf16 *tile)
+{
+    const int64_t each = s->c / PANEL;
+    const bf16 *const *pixel = s->pixel + panel / each * s->room * STEP;
+    __m512i lo[16], hi[16];
+    for (int64_t step = 0; step < s->steps; step++, pixel += STEP, tile += 2 * TILE) {
+        pair_up(pixel, panel % each * PANEL, lo, hi);
+        put(tile, lo);
+        put(tile + TILE, hi);
     }
 }
 
@@ -129,12 +136,14 @@ AMX static void product_slice(void *ctx, int slice, int64_t begin, int64_t end)
 {
     const amx *s = ctx;
     const int64_t columns = s->panels * PANEL;
+    bf16 *t = s->t + slice * s->room * 2 * TILE;
     _tile_loadconfig(&all_full);
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t panel = unit % s->panels, from = unit / s->panels * s->rows;
         const int64_t to = from + s->rows < s->k / PANEL ? from + s->rows : s->k / PANEL;
+        pack_x(s, panel, t);
         for (int64_t row = from; row < to; row++)
-            block(s, s->a + row * 2 * s->room * TILE, s->t + panel * s->room * 2 * TILE,
+            block(s, s->a + row * 2 * s->room * TILE, t,
                   s->dw + row * PANEL * columns + panel * PANEL, columns * (int64_t)sizeof(float));
     }
     _tile_release();
@@ -192,9 +201,10 @@ static dnr_status bind(void *ctx, const dnri_binding *b)
     s->x = at[DNRI_DNN_SRC];
     s->dy = at[DNRI_DNN_DST];
     s->dw = at[DNRI_DNN_WEIGHTS];
-    s->a = b->workspace;
+    s->pixel = b->workspace;
+    s->a = (bf16 *)(s->pixel + s->kernel * s->kernel * s->room * STEP);
     s->t = s->a + s->k / 16 * s->room * TILE;
-    s->zeros = s->t + s->panels * s->room * 2 * TILE;
+    s->zeros = s->t + s->slices * s->room * 2 * TILE;
     return DNR_OK;
 }
 
@@ -230,8 +240,9 @@ dnr_status dnri_amx_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot
         s->rows = (s->rows + 1) / 2;
     s->chunks = (all + s->rows - 1) / s->rows;
     out->workspace =
-        (size_t)((all + s->panels) * s->room * 2 * TILE + (s->c > s->k ? s->c : s->k)) *
-        sizeof(bf16);
+        (size_t)(kernel * kernel * s->room * STEP) * sizeof *s->pixel +
+        (size_t)((all + s->slices) * s->room * 2 * TILE + (s->c > s->k ? s->c : s->k)) *
+            sizeof(bf16);
     out->launches = 2 * (int)((s->pixels + s->room * STEP - 1) / (s->room * STEP));
     return DNR_OK;
 }
