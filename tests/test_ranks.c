@@ -147,6 +147,52 @@ static void evaluates_on_any_number(void **state)
     ranks_free(&r);
 }
 
+/* The sums, where they stand: each bucket's behind its last gradient, on a lane of its own, and the update behind all. */
+static void plans_its_sums(void **state)
+{
+    NEEDS_CPU();
+    ranks r;
+    start(&r, 2, "plan quickstart.cfg device=cpu model.name=resnet20 dist.bucket_mb=0.2 --json", -1,
+          "", NULL);
+    ranks_end(&r, 60);
+    if (r.code[0] || r.code[1] || r.said[1][0])
+        fail_msg("codes %d and %d; rank 1 says: %s", r.code[0], r.code[1], r.said[1]);
+    json_t *j = parse(r.said[0]);
+    size_t i, k, sums = 0, buckets = 0, last_backward = 0, wait = 0, first = 0;
+    json_t *program, *op;
+    json_array_foreach(json_object_get(j, "programs"), i, program)
+    {
+        if (strcmp(text_of(program, "program"), "last"))
+            continue;
+        buckets = json_array_size(json_object_get(program, "buckets"));
+        json_array_foreach(json_object_get(program, "ops"), k, op)
+        {
+            const char *name = text_of(op, "op");
+            if (!strcmp(name, "reduce") && strstr(text_of(op, "layer"), "bucket ")) {
+                const json_t *b = json_array_get(json_object_get(program, "buckets"), sums++);
+                assert_true(number_of(b, "after") + 1 == (double)k);
+                assert_string_equal(text_of(op, "lane"), "comm");
+                first = first ? first : k;
+                assert_int_equal(wait, 0);
+            } else if (!strcmp(name, "reduce.wait")) {
+                wait = k;
+            } else if (!strcmp(text_of(op, "phase"), "backward")) {
+                last_backward = k;
+            }
+            assert_true(strcmp(text_of(op, "phase"), "update") || wait > 0);
+        }
+    }
+    assert_true(buckets > 3 && sums == buckets && wait > last_backward);
+    assert_true(first < last_backward * 3 / 4); /* it travels while backward goes on */
+    json_decref(j);
+    ranks_free(&r);
+    start(&r, 2, "plan quickstart.cfg device=cpu --measure", -1, "", NULL);
+    ranks_end(&r, 60);
+    assert_true(r.code[0] == 2 && r.code[1] == 2);
+    ranks_say(&r, 0, "start it without mpirun or srun");
+    ranks_free(&r);
+}
+
 static void differing_ranks_are_named(void **state)
 {
     NEEDS_CPU();
@@ -390,6 +436,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(two_ranks_equal_one_that_accumulates),
         cmocka_unit_test(the_same_bits_again),
         cmocka_unit_test(evaluates_on_any_number),
+        cmocka_unit_test(plans_its_sums),
         cmocka_unit_test(differing_ranks_are_named),
         cmocka_unit_test(one_run_directory_for_one_run),
         cmocka_unit_test(a_killed_rank_ends_the_run_and_loses_nothing),
