@@ -426,6 +426,8 @@ static void a_short_run(void **state)
     has(out_text, expect);
     json_decref(list);
 
+    sh("mkdir begun; cp run1/resolved.cfg begun");
+    fails(3, "eval begun", "the run begun has saved no weights yet", "--resume auto");
     fails(2, "train quickstart.cfg device=cpu --out run1", "run1 already holds a run",
           "--resume auto");
     fails(3,

@@ -1,5 +1,6 @@
 /* cmd_eval.c: dnnrun eval: one exact pass over the validation pictures. */
 #include "ranks.h"
+#include "rundir.h"
 #include "screen.h"
 #include "session.h"
 
@@ -36,11 +37,16 @@ static dnr_status resolve_run(tool_args *a, char cfg_path[CFG_TEXT], char weight
     if (stat(a->cfg, &sb) != 0 || !S_ISDIR(sb.st_mode))
         return DNR_OK;
     snprintf(cfg_path, CFG_TEXT, "%s/resolved.cfg", a->cfg);
-    snprintf(weights, CFG_TEXT, "%s/checkpoints/last/model.safetensors", a->cfg);
-    if (access(cfg_path, F_OK) != 0) {
+    if (!rundir_weights(a->cfg, weights)) {
         tool_fail(err, DNR_EUSAGE, "command line",
                   "%.400s is a folder, but no run: it has no resolved.cfg", a->cfg);
         return tool_remedy(err, "give a cfg, or the folder of a run");
+    }
+    if (!a->weights && access(weights, F_OK) != 0) {
+        tool_fail(err, DNR_EDATA, "command line", "the run %.400s has saved no weights yet",
+                  a->cfg);
+        return tool_remedy(err, "go on with it: dnnrun train CFG --out %.200s --resume auto",
+                           a->cfg);
     }
     a->cfg = cfg_path;
     if (!a->weights)

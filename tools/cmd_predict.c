@@ -70,15 +70,6 @@ static bool is_cfg(const char *word)
     return n > 4 && !strcmp(word + n - 4, ".cfg");
 }
 
-/* Its last weights then. */
-static bool is_run(const char *word, char weights[CFG_TEXT])
-{
-    char file[CFG_TEXT];
-    snprintf(file, sizeof file, "%s/resolved.cfg", word);
-    snprintf(weights, CFG_TEXT, "%s/checkpoints/last/model.safetensors", word);
-    return access(file, F_OK) == 0;
-}
-
 /* Sorts the words into RUN or CFG, keys and pictures. */
 static dnr_status sort_words(prediction *p)
 {
@@ -97,7 +88,7 @@ static dnr_status sort_words(prediction *p)
             p->set[p->n_set++] = word;
         else if (i == 0 && is_cfg(word))
             cfg_name = word;
-        else if (i == 0 && !a->weights && is_run(word, p->last))
+        else if (i == 0 && !a->weights && rundir_weights(word, p->last))
             p->a.weights = p->last;
         else
             p->images[p->n_images++] = word;

@@ -492,3 +492,11 @@ void rundir_close(rundir *r)
         rmdir("runs");
     *r = (rundir){0};
 }
+
+bool rundir_weights(const char *folder, char weights[CFG_TEXT])
+{
+    char file[PATH_ROOM];
+    snprintf(file, sizeof file, "%s/resolved.cfg", folder);
+    snprintf(weights, CFG_TEXT, "%s/checkpoints/last/model.safetensors", folder);
+    return access(file, F_OK) == 0;
+}

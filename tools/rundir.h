@@ -58,4 +58,7 @@ struct json_t *rundir_text(const char *s);
 /* A number of a record: null where JSON has none (not finite). */
 struct json_t *rundir_real(double v);
 
+/* Is the folder that of a run? Then `weights` names its last weights. */
+bool rundir_weights(const char *folder, char weights[CFG_TEXT]);
+
 #endif
