@@ -422,7 +422,8 @@ void dnr_trainer_destroy(dnr_trainer *t);
 dnr_status dnr_trainer_step(dnr_trainer *t, dnr_loader *l, dnr_metrics *out);
 /* The same on batches of the caller's, `n` = `accumulate` of them. The caller's again on return. */
 dnr_status dnr_trainer_step_on(dnr_trainer *t, const dnr_batch *b, int64_t n, dnr_metrics *out);
-/* From the next step on, the metrics of all ranks say `stop`: they can end after the same step. */
+/* From the next step on, the metrics of all ranks say `stop`: they can end after the same step. An evaluation by one rank
+ * alone ends at once, with DNR_STOPPED. May be called from a signal handler. */
 void dnr_trainer_ask_stop(dnr_trainer *t);
 /* All ranks take over rank 0's weights, statistics, momentum, counters and position, verified by hash (DNR_EPEER). The
  * first step or evaluation does so by itself; needed again where they change later. */
