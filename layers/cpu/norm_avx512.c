@@ -5,46 +5,14 @@
  * (all x of a channel within a factor of 2) nothing is rounded before the double. */
 #include "norm.h"
 
+#include "avx512.h"
+
 #include <float.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__has_include)
-#if __has_include(<avx512bf16intrin.h>)
-#define HAVE_AVX512
-#endif
-#endif
-
 #ifdef HAVE_AVX512
-#include <immintrin.h>
 
-#define AVX    __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
-#define INLINE AVX static inline __attribute__((always_inline))
-
-enum { RUN = 8, WIDE = 32 }; /* rows summed in fp32; channels at a time */
-
-static const int64_t STREAMED = 8 << 20; /* bytes: a larger result goes past the caches */
-
-typedef uint16_t bf16;
-
-typedef struct wide { /* 32 channels */
-    __m512 lo, hi;
-} wide;
-
-/* Channels of a mask, a bit each; all 32 where `part` is false, which is known at compile time. */
-INLINE wide load(const bf16 *p, bool part, __mmask32 some)
-{
-    __m256i lo, hi;
-    if (part) {
-        const __m512i v = _mm512_maskz_loadu_epi16(some, p);
-        lo = _mm512_castsi512_si256(v);
-        hi = _mm512_extracti64x4_epi64(v, 1);
-    } else {
-        lo = _mm256_loadu_si256((const __m256i *)p);
-        hi = _mm256_loadu_si256((const __m256i *)p + 1);
-    }
-    return (wide){_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(lo), 16)),
-                  _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16))};
-}
+enum { RUN = 8 }; /* rows summed in fp32 */
 
 INLINE wide load_f32(const float *p, bool part, __mmask32 some)
 {
@@ -52,18 +20,6 @@ INLINE wide load_f32(const float *p, bool part, __mmask32 some)
         return (wide){_mm512_maskz_loadu_ps((__mmask16)some, p),
                       _mm512_maskz_loadu_ps((__mmask16)(some >> 16), p + 16)};
     return (wide){_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)};
-}
-
-/* Rounds to nearest even; what is below FLT_MIN becomes 0. */
-INLINE void store(bf16 *p, wide v, bool part, __mmask32 some, bool stream)
-{
-    const __m512i r = (__m512i)_mm512_cvtne2ps_pbh(v.hi, v.lo);
-    if (part)
-        _mm512_mask_storeu_epi16(p, some, r);
-    else if (stream)
-        _mm512_stream_si512((__m512i *)p, r);
-    else
-        _mm512_storeu_si512(p, r);
 }
 
 INLINE wide add(wide a, wide b)
@@ -116,16 +72,6 @@ INLINE void add_to(double *sum, wide v, bool part, __mmask32 some)
     add_to_8(sum + 16, _mm512_castps512_ps256(v.hi), part, (__mmask8)(some >> 16));
     add_to_8(sum + 24, upper(v.hi), part, (__mmask8)(some >> 24));
 }
-
-/* Calls body(j, part, some) for all channels, 32 at a time and then the rest. */
-#define EACH_CHANNEL(c, BODY)                                                                      \
-    do {                                                                                           \
-        int64_t j = 0;                                                                             \
-        for (; j + WIDE <= (c); j += WIDE)                                                         \
-            BODY(j, false, 0);                                                                     \
-        if (j < (c))                                                                               \
-            BODY(j, true, (__mmask32)(((uint64_t)1 << ((c)-j)) - 1));                              \
-    } while (0)
 
 /* Large, and no row begins or ends within a cache line. */
 static bool streams(const dnri_norm *s, const void *to)
@@ -361,10 +307,7 @@ AVX static void bwd_dx(void *ctx, int slice, int64_t begin, int64_t end)
 const dnri_norm_passes *dnri_norm_avx512(void)
 {
     static const dnri_norm_passes passes = {moments, normalise, bwd_sums, bwd_dx};
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512vl")
-               ? &passes
-               : NULL;
+    return has_avx512() ? &passes : NULL;
 }
 
 #else

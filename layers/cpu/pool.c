@@ -2,29 +2,13 @@
  * windows that hold it, so that no two threads write one place and sums have a fixed order. */
 #include "../../runtime/cpu/kernel.h"
 #include "../layers.h"
+#include "pool.h"
 
 #include <math.h>
 
 enum { CHUNK = 64 }; /* channels held in registers or L1 at a time */
 
-typedef struct pool {
-    dnri_binding b;
-    bool bf16, positive;
-    int slices, kernel, stride, pad;
-    int64_t n, h, w, c; /* of x */
-    int64_t p, q;       /* of y */
-    float scale;        /* of averages: 1 / taps; 1 for maxima */
-} pool;
-
-static int64_t at_least(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t at_most(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
+typedef dnri_pool pool;
 
 /* ---- forward: a row is one picture line of y */
 
@@ -41,10 +25,10 @@ DNRI_INLINE void max_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
         for (int64_t q = 0; q < s->q; q++) {
             int64_t n = row / s->p, h0 = row % s->p * s->stride - s->pad,
                     w0 = q * s->stride - s->pad;
-            int64_t r0 = at_least(0, -h0), r1 = at_most(s->kernel, s->h - h0);
-            int64_t s0 = at_least(0, -w0), s1 = at_most(s->kernel, s->w - w0);
+            int64_t r0 = dnri_at_least(0, -h0), r1 = dnri_at_most(s->kernel, s->h - h0);
+            int64_t s0 = dnri_at_least(0, -w0), s1 = dnri_at_most(s->kernel, s->w - w0);
             for (int64_t c0 = 0; c0 < s->c; c0 += CHUNK) {
-                int m = (int)at_most(CHUNK, s->c - c0);
+                int m = (int)dnri_at_most(CHUNK, s->c - c0);
                 for (int j = 0; j < m; j++) {
                     best[j] = -INFINITY;
                     tap[j] = (int32_t)(r0 * s->kernel + s0);
@@ -82,10 +66,10 @@ DNRI_INLINE void avg_rows(void *ctx, int slice, int64_t begin, int64_t end, bool
         for (int64_t q = 0; q < s->q; q++) {
             int64_t n = row / s->p, h0 = row % s->p * s->stride - s->pad,
                     w0 = q * s->stride - s->pad;
-            int64_t r0 = at_least(0, -h0), r1 = at_most(s->kernel, s->h - h0);
-            int64_t s0 = at_least(0, -w0), s1 = at_most(s->kernel, s->w - w0);
+            int64_t r0 = dnri_at_least(0, -h0), r1 = dnri_at_most(s->kernel, s->h - h0);
+            int64_t s0 = dnri_at_least(0, -w0), s1 = dnri_at_most(s->kernel, s->w - w0);
             for (int64_t c0 = 0; c0 < s->c; c0 += CHUNK) {
-                int m = (int)at_most(CHUNK, s->c - c0);
+                int m = (int)dnri_at_most(CHUNK, s->c - c0);
                 memset(sum, 0, sizeof sum);
                 for (int64_t r = r0; r < r1; r++)
                     for (int64_t t = s0; t < s1; t++) {
@@ -114,12 +98,12 @@ DNRI_INLINE void bwd_rows(const pool *s, int64_t begin, int64_t end, bool is_max
         for (int64_t w = 0; w < s->w; w++) {
             int64_t n = row / s->h, h = row % s->h;
             /* windows p with p·stride − pad <= h < p·stride − pad + kernel */
-            int64_t p0 = at_least(0, (h + s->pad - s->kernel + s->stride) / s->stride);
-            int64_t p1 = at_most(s->p, (h + s->pad) / s->stride + 1);
-            int64_t q0 = at_least(0, (w + s->pad - s->kernel + s->stride) / s->stride);
-            int64_t q1 = at_most(s->q, (w + s->pad) / s->stride + 1);
+            int64_t p0 = dnri_at_least(0, (h + s->pad - s->kernel + s->stride) / s->stride);
+            int64_t p1 = dnri_at_most(s->p, (h + s->pad) / s->stride + 1);
+            int64_t q0 = dnri_at_least(0, (w + s->pad - s->kernel + s->stride) / s->stride);
+            int64_t q1 = dnri_at_most(s->q, (w + s->pad) / s->stride + 1);
             for (int64_t c0 = 0; c0 < s->c; c0 += CHUNK) {
-                int m = (int)at_most(CHUNK, s->c - c0);
+                int m = (int)dnri_at_most(CHUNK, s->c - c0);
                 memset(sum, 0, sizeof sum);
                 for (int64_t p = p0; p < p1; p++)
                     for (int64_t q = q0; q < q1; q++) {
@@ -158,7 +142,7 @@ DNRI_INLINE void global_pictures(void *ctx, int slice, int64_t begin, int64_t en
     double sum[CHUNK];
     for (int64_t n = begin; n < end; n++)
         for (int64_t c0 = 0; c0 < s->c; c0 += CHUNK) {
-            int m = (int)at_most(CHUNK, s->c - c0);
+            int m = (int)dnri_at_most(CHUNK, s->c - c0);
             memset(sum, 0, sizeof sum);
             for (int64_t i = 0; i < area; i++)
                 DNRI_EACH (j, 0, m)
@@ -189,7 +173,7 @@ DNRI_KERNEL(global_bwd_pictures);
     static dnr_status name##_run(void *ctx)                                                        \
     {                                                                                              \
         pool *s = ctx;                                                                             \
-        dnri_slices(s->slices, rows, kernel[s->bf16], s);                                          \
+        dnri_slices(s->slices, rows, s->fast ? s->fast : kernel[s->bf16], s);                      \
         return DNR_OK;                                                                             \
     }
 POOL_RUN(max, s->n * s->p, max_rows_k)
@@ -224,6 +208,7 @@ static dnr_status lower(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
     const dnr_desc *y = dnri_desc(g, kinds[k].forward ? op->out[0] : op->in[0]);
     const dnri_pool_attr *a = (const dnri_pool_attr *)op->attr;
     s->bf16 = x->dtype == DNR_BF16;
+    s->fast = s->bf16 && kinds[k].kind == MAX ? dnri_max_pool_avx512(kinds[k].forward) : NULL;
     s->positive = a->positive;
     s->kernel = a->kernel;
     s->stride = a->stride;
