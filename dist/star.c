@@ -40,6 +40,8 @@ dnr_status dnri_star_open(dnri_launch *l, const dnri_star_opts *o, dnri_star **o
     for (int r = 0; s->peer && r < l->world; r++)
         s->peer[r].control = s->peer[r].data = -1;
     dnr_status st = s->peer ? dnri_star_meet(s) : DNR_FAIL_NOMEM();
+    for (int r = 0; st == DNR_OK && r < l->world; r++)
+        memcpy(s->peer[r].host, s->peer[r].is.host, HOST);
     if (st == DNR_OK && l->world > 1)
         st = dnri_star_watch(s);
     if (st != DNR_OK) {
@@ -130,5 +132,5 @@ int dnri_star_data(const dnri_star *s, int rank)
 
 const char *dnri_star_host(const dnri_star *s, int rank)
 {
-    return s->peer[rank].is.host;
+    return s->peer[rank].host;
 }

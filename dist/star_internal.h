@@ -27,6 +27,7 @@ typedef struct peer {
     frame in;            /* the message that is coming */
     size_t have;         /* bytes of it */
     frame is;            /* the last heartbeat, or the hello */
+    char host[HOST];     /* of the hello: read without the lock */
     double heard, moved; /* when; when it last came to a new common point */
     bool gone;           /* it said farewell */
 } peer;
