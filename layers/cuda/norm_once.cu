@@ -2,7 +2,6 @@
  * and keeps them, waits for the sums of the blocks that share its channels, and goes on with what it kept. So a tensor
  * is read once, and nothing starts or drains between the passes. What does not fit is read twice, as it would be by
  * two kernels. The sums are added in a fixed order: the same bits every time. */
-#include "mma.cuh"
 #include "norm_bwd.cuh"
 
 #define THREADS 512
@@ -67,31 +66,6 @@ template <class T, int N> __device__ __forceinline__ k_vec<T, N> &kept(int i)
 {
     return *(k_vec<T, N> *)((char *)once_shared + HEAD_BYTES +
                             ((size_t)i * THREADS + threadIdx.x) * sizeof(k_vec<T, N>));
-}
-
-/* What is kept comes straight to shared memory, all of it at once, in so many groups: a thread waits for its own. */
-#define GROUPS 4
-__device__ __forceinline__ void copy16(void *to, const void *from)
-{
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    k_copy16(k_shared(to), from, true);
-#else
-    *(int4 *)to = __ldg((const int4 *)from);
-#endif
-}
-/* Group g begins at that of `keep` rows. */
-__device__ __forceinline__ int group_begin(int keep, int g)
-{
-    return (keep * g + GROUPS - 1) / GROUPS;
-}
-/* Calls f(begin, end) for the rows of each group as it is there. */
-template <int G = 0, class F> __device__ __forceinline__ void by_group(int keep, F f)
-{
-    if constexpr (G < GROUPS) {
-        k_copies_wait<GROUPS - 1 - G>();
-        f(group_begin(keep, G), group_begin(keep, G + 1));
-        by_group<G + 1>(keep, f);
-    }
 }
 
 /* Reads of what this launch has written: past the first cache, and not before what comes before them. */
@@ -199,49 +173,16 @@ template <class T, int N, int MASK, bool TWO>
 __global__ void __launch_bounds__(THREADS, 1) k_bwd_once_kernel(k_norm_bwd_args a, once o)
 {
     constexpr int U = TWO || MASK == MASK_Y ? LOADS / 2 : LOADS;
-    constexpr bool COPY =
-        !TWO && MASK <= MASK_X; /* what is kept is what is read, or masked there */
     const once_place<N> t(o, a.rows);
-    const bool write_dz = MASK >= MASK_Y && a.dz; /* without a residual nobody wants it */
-    const int keep = t.count < o.keep ? t.count : o.keep;
-    if constexpr (COPY)
-        for (int g = 0; g < GROUPS; g++) {
-            for (int i = group_begin(keep, g); i < group_begin(keep, g + 1); i++) {
-                copy16(&kept<T, N>(2 * i), (const T *)a.x + t.at + i * t.step);
-                copy16(&kept<T, N>(2 * i + 1), (const T *)a.dy + t.at + i * t.step);
-            }
-            k_copies_end();
-        }
     bwd_channels<T, N, MASK, TWO> ch;
     ch.read(a, t.col);
+    const bool write_dz = MASK >= MASK_Y && a.dz; /* without a residual nobody wants it */
+    const int keep = t.count < o.keep ? t.count : o.keep;
     float s[2][N];
 #pragma unroll
     for (int j = 0; j < N; j++)
         s[0][j] = s[1][j] = 0;
-    const auto add = [&](const bwd_in<T, N> &in, k_vec<T, N> &out) {
-        float dz[N], xc[N];
-        ch.compute(in, dz, xc);
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            s[0][j] += dz[j];
-            s[1][j] += dz[j] * xc[j];
-        }
-        k_pack(dz, out);
-    };
-    if constexpr (COPY)
-        by_group(keep, [&](int begin, int end) {
-#pragma unroll 2
-            for (int i = begin; i < end; i++) {
-                bwd_in<T, N> in;
-                k_vec<T, N> out;
-                in.x = kept<T, N>(2 * i);
-                in.dy = kept<T, N>(2 * i + 1);
-                add(in, out);
-                if (MASK != MASK_NONE)
-                    kept<T, N>(2 * i + 1) = out;
-            }
-        });
-    for (int i = COPY ? keep : 0; i < t.count; i += U) {
+    for (int i = 0; i < t.count; i += U) {
         bwd_in<T, N> in[U];
 #pragma unroll
         for (int u = 0; u < U; u++)
@@ -250,11 +191,18 @@ __global__ void __launch_bounds__(THREADS, 1) k_bwd_once_kernel(k_norm_bwd_args 
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (i + u < t.count) {
+                float dz[N], xc[N];
+                ch.compute(in[u], dz, xc);
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    s[0][j] += dz[j];
+                    s[1][j] += dz[j] * xc[j];
+                }
                 k_vec<T, N> out;
-                add(in[u], out);
+                k_pack(dz, out);
                 if (write_dz)
                     k_put((T *)a.dz + t.at + (i + u) * t.step, out);
-                if (!COPY && i + u < keep) {
+                if (i + u < keep) {
                     kept<T, N>(2 * (i + u)) = in[u].x;
                     kept<T, N>(2 * (i + u) + 1) = out;
                 }
@@ -398,34 +346,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     const once_place<N> t(o, a.rows);
     const int keep = t.count < o.keep ? t.count : o.keep;
     float first[N], s[2][N];
-    for (int g = 0; g < GROUPS; g++) {
-        for (int i = group_begin(keep, g); i < group_begin(keep, g + 1); i++)
-            copy16(&kept<T, N>(i), x + t.at + i * t.step);
-        k_copies_end();
-    }
 #pragma unroll
     for (int j = 0; j < N; j++)
         first[j] = s[0][j] = s[1][j] = 0;
-    if (t.count > 0 && keep == 0)
+    if (t.count > 0)
         k_unpack(k_load<T, N>(x + t.at), first);
-    const auto add = [&](const k_vec<T, N> &v) {
-        float f[N];
-        k_unpack(v, f);
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            const float d = f[j] - first[j];
-            s[0][j] += d;
-            s[1][j] += d * d;
-        }
-    };
-    by_group(keep, [&](int begin, int end) {
-        if (begin == 0 && keep > 0)
-            k_unpack(kept<T, N>(0), first);
-#pragma unroll 4
-        for (int i = begin; i < end; i++)
-            add(kept<T, N>(i));
-    });
-    for (int i = keep; i < t.count; i += LOADS) {
+    for (int i = 0; i < t.count; i += LOADS) {
         k_vec<T, N> v[LOADS];
 #pragma unroll
         for (int u = 0; u < LOADS; u++)
@@ -433,8 +359,18 @@ __global__ void __launch_bounds__(THREADS, 1)
                 v[u] = k_load<T, N>(x + t.at + (i + u) * t.step);
 #pragma unroll
         for (int u = 0; u < LOADS; u++)
-            if (i + u < t.count)
-                add(v[u]);
+            if (i + u < t.count) {
+                float f[N];
+                k_unpack(v[u], f);
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    const float d = f[j] - first[j];
+                    s[0][j] += d;
+                    s[1][j] += d * d;
+                }
+                if (i + u < keep)
+                    kept<T, N>(i + u) = v[u];
+            }
     }
     const float n = (float)t.count, over_n = t.count ? 1 / n : 0;
 #pragma unroll
