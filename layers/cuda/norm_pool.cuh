@@ -14,11 +14,11 @@ struct strips {
     int tall, count;
 };
 
-/* As tall as leaves every multiprocessor its blocks sixteen times over; 4 rows at least. */
+/* As tall as leaves every multiprocessor its blocks four times over; 4 rows at least. */
 static inline strips strips_of(const k_pool_args *g, int vecs, int per_sm)
 {
     const int64_t threads = (int64_t)g->n * g->q * vecs, most = (g->p + 3) / 4;
-    int64_t count = (int64_t)16 * per_sm * g->sms * THREADS / threads;
+    int64_t count = (int64_t)4 * per_sm * g->sms * THREADS / threads;
     count = count < 1 ? 1 : count < most ? count : most;
     const int tall = (int)((g->p + count - 1) / count);
     return {tall, (g->p + tall - 1) / tall};
