@@ -10,8 +10,10 @@ enum { G_P, G_SUM };
 enum { C_P, C_GRAM, C_SUM_A, C_SUM_DZ, C_W, C_GAMMA, C_MEAN, C_INVSTD };
 enum { C_DW, C_DGAMMA, C_DBETA, C_WA, C_M, C_C };
 enum { D_DZ, D_A, D_WA, D_M, D_C };
-enum { S_GRAM, S_SUM_A, S_A, S_W, S_RUNNING_MEAN, S_RUNNING_VAR, S_HEADER, S_GAMMA, S_BETA };
-enum { S_MEAN, S_INVSTD, S_STATE, S_WF, S_SHIFT, S_LOW };
+enum { S_GRAM, S_SUM_A, S_A, S_W, S_RUNNING_MEAN, S_RUNNING_VAR, S_HEADER };
+enum { S_MEAN, S_INVSTD, S_STATE };
+enum { F_W, F_SUM_A, F_GAMMA, F_BETA, F_INVSTD };
+enum { F_WF, F_SHIFT, F_LOW };
 enum { J_A, J_WF, J_SHIFT, J_RESIDUAL, J_LOW };
 enum { J_Y, J_MASK };
 
@@ -106,14 +108,24 @@ static dnr_status stats_infer(dnr_graph *g, dnri_op *op)
     DNR_TRY(dnri_want(g, op, S_SUM_A, "sum of a", dnri_desc1(master(g), C)));
     DNR_TRY(dnri_want(g, op, S_RUNNING_MEAN, "running mean", vector));
     DNR_TRY(dnri_want(g, op, S_RUNNING_VAR, "running variance", vector));
-    DNR_TRY(dnri_want(g, op, S_GAMMA, "gamma", vector));
-    DNR_TRY(dnri_want(g, op, S_BETA, "beta", vector));
     DNR_TRY(dnri_out(g, op, S_MEAN, vector, "mean"));
-    DNR_TRY(dnri_out(g, op, S_INVSTD, vector, "invstd"));
-    DNR_TRY(dnri_out(g, op, S_WF, w, "folded"));
-    DNR_TRY(dnri_out(g, op, S_SHIFT, vector, "shift"));
-    return op->n_out > S_LOW ? dnri_out(g, op, S_LOW, dnri_desc1(w.dtype, K), "rounded shift")
-                             : DNR_OK;
+    return dnri_out(g, op, S_INVSTD, vector, "invstd");
+}
+
+static dnr_status fold_infer(dnr_graph *g, dnri_op *op)
+{
+    const dnr_desc w = *dnri_desc(g, op->in[F_W]);
+    const dnr_desc vector = dnri_desc1(master(g), w.dim[0]);
+    DNR_TRY(dnri_want(g, op, F_W, "weight", dnri_desc4(w.dtype, w.dim[0], 1, 1, w.dim[3])));
+    DNR_TRY(dnri_want(g, op, F_SUM_A, "sum of a", dnri_desc1(master(g), w.dim[3])));
+    DNR_TRY(dnri_want(g, op, F_GAMMA, "gamma", vector));
+    DNR_TRY(dnri_want(g, op, F_BETA, "beta", vector));
+    DNR_TRY(dnri_want(g, op, F_INVSTD, "invstd", vector));
+    DNR_TRY(dnri_out(g, op, F_WF, w, "folded"));
+    DNR_TRY(dnri_out(g, op, F_SHIFT, vector, "shift"));
+    return op->n_out > F_LOW
+               ? dnri_out(g, op, F_LOW, dnri_desc1(w.dtype, w.dim[0]), "rounded shift")
+               : DNR_OK;
 }
 
 static dnr_status join_infer(dnr_graph *g, dnri_op *op)
@@ -182,10 +194,8 @@ const dnri_op_def dnri_def_algbn_coef = {
     .name = "algbn.coef", .infer = coef_infer, .flops = coef_flops};
 const dnri_op_def dnri_def_algbn_dgrad = {
     .name = "algbn.dgrad", .infer = dgrad_infer, .flops = dgrad_flops};
-const dnri_op_def dnri_def_algbn_stats = {.name = "algbn.stats",
-                                          .infer = stats_infer,
-                                          .flops = stats_flops,
-                                          .unread = stats_unread,
-                                          .small = true};
+const dnri_op_def dnri_def_algbn_stats = {
+    .name = "algbn.stats", .infer = stats_infer, .flops = stats_flops, .unread = stats_unread};
+const dnri_op_def dnri_def_algbn_fold = {.name = "algbn.fold", .infer = fold_infer, .small = true};
 const dnri_op_def dnri_def_algbn_join = {
     .name = "algbn.join", .infer = join_infer, .flops = join_flops, .takes = {1u << J_RESIDUAL}};

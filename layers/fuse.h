@@ -50,8 +50,8 @@ dnr_status dnri_fuse_widen(dnr_graph *g, dnr_device *dev, size_t bucket_bytes);
  * was. Comes after the other rewrites, before recomputation. */
 dnr_status dnri_fuse_algbn(dnr_graph *g, dnr_device *dev, int64_t rows);
 
-/* After it, in the same layers: conv.fprop (or conv.stats) and norm.train become gram, algbn.stats and algbn.join,
- * where the device has them and nothing else reads what lies between. The Gram matrix is kept for
+/* After it, in the same layers: conv.fprop (or conv.stats) and norm.train become gram, algbn.stats, algbn.fold and
+ * algbn.join, where the device has them and nothing else reads what lies between. The Gram matrix is kept for
  * backward. */
 dnr_status dnri_fuse_algbn_forward(dnr_graph *g, dnr_device *dev);
 

@@ -13,7 +13,6 @@ enum { N_Y, N_OUT_MEAN, N_OUT_INVSTD, N_MASK };                    /* its output
 enum { Z_Y, Z_DY, Z_DY2 };                                         /* in of norm.dz */
 enum { Z_DZ, Z_SUM };                                              /* its outputs */
 enum { C_GRAM = 1, C_MEAN = 6 };                                   /* in of algbn.coef */
-enum { S_WF = 3, S_SHIFT, S_LOW };                                 /* out of algbn.stats */
 
 /* The convolution that writes t, or −1. */
 static int conv_of(const dnr_graph *g, dnr_tid t)
@@ -301,7 +300,7 @@ static bool matches_forward(const dnr_graph *g, int i, forward *m)
 }
 
 /* EVERY and SQUARE take the convolution's place, the rest the norm's. */
-enum { EVERY, SQUARE, STATS, JOIN, FORWARD_PARTS };
+enum { EVERY, SQUARE, STATS, FOLD, JOIN, FORWARD_PARTS };
 
 static dnr_status make_forward(dnr_graph *g, const forward *m, bool first,
                                dnri_op part[FORWARD_PARTS])
@@ -312,8 +311,8 @@ static dnr_status make_forward(dnr_graph *g, const forward *m, bool first,
     const dnri_norm_attr *n = (const dnri_norm_attr *)norm->attr;
     const dnr_desc x = *dnri_desc(g, norm->in[N_X]), d = *dnri_desc(g, conv->in[0]);
     const dnri_shortcut_attr every = {(int32_t)d.dim[3], c->stride, c->h, c->w, d.dim[3]};
-    const dnri_algbn_stats_attr stats = {x.dim[0] * x.dim[1] * x.dim[2], n->eps, n->momentum,
-                                         first};
+    const dnri_algbn_attr attr = {.rows = x.dim[0] * x.dim[1] * x.dim[2]};
+    const dnri_algbn_stats_attr stats = {attr.rows, n->eps, n->momentum, first};
     const dnri_algbn_join_attr join = {n->relu};
     const dnr_tid w = conv->in[1], header = dnri_slab_tensor(g, DNRI_HEADER),
                   state = dnri_slab_tensor(g, DNRI_STATE);
@@ -327,16 +326,17 @@ static dnr_status make_forward(dnr_graph *g, const forward *m, bool first,
                  gram->out));
     const dnr_tid sum_a = gram->out[1], mean = norm->out[N_OUT_MEAN],
                   invstd = norm->out[N_OUT_INVSTD];
+    DNR_TRY(make(g, &part[STATS], norm, &dnri_def_algbn_stats, &stats, sizeof stats, 7,
+                 (dnr_tid[]){gram->out[0], sum_a, a, w, norm->in[N_MEAN], norm->in[N_VAR], header},
+                 3, (dnr_tid[]){mean, invstd, state}));
     const bool low = dnri_graph_numerics(g)->compute != dnri_graph_numerics(g)->master;
-    DNR_TRY(make(g, &part[STATS], norm, &dnri_def_algbn_stats, &stats, sizeof stats, 9,
-                 (dnr_tid[]){gram->out[0], sum_a, a, w, norm->in[N_MEAN], norm->in[N_VAR], header,
-                             norm->in[N_GAMMA], norm->in[N_BETA]},
-                 low ? 6 : 5, (dnr_tid[]){mean, invstd, state, DNRI_NONE, DNRI_NONE, DNRI_NONE}));
-    const dnr_tid *made = part[STATS].out;
+    DNR_TRY(make(g, &part[FOLD], norm, &dnri_def_algbn_fold, &attr, sizeof attr, 5,
+                 (dnr_tid[]){w, sum_a, norm->in[N_GAMMA], norm->in[N_BETA], invstd}, low ? 3 : 2,
+                 none));
+    const dnr_tid *fold = part[FOLD].out;
     const bool mask = norm->n_out > N_MASK;
     return make(g, &part[JOIN], norm, &dnri_def_algbn_join, &join, sizeof join, 5,
-                (dnr_tid[]){a, made[S_WF], made[S_SHIFT], norm->in[N_RESIDUAL],
-                            low ? made[S_LOW] : DNRI_NONE},
+                (dnr_tid[]){a, fold[0], fold[1], norm->in[N_RESIDUAL], low ? fold[2] : DNRI_NONE},
                 mask ? 2 : 1, (dnr_tid[]){norm->out[N_Y], mask ? norm->out[N_MASK] : DNRI_NONE});
 }
 

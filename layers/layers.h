@@ -197,17 +197,17 @@ extern const dnri_op_def dnri_def_norm_pool_train, dnri_def_norm_pool_apply, dnr
  *   A sum good to e, less the squared mean that is in it, is good to (1 + r²)·e.
  * algbn.dgrad in {dz, a, wa, m, c} out {da}:  da = dz·wa + a·m + c[0..C) + c[C..2C)
  *
- * The same for the forward pass, which then does not write x either: statistics from the Gram matrix, the norm of these
- * folded into the weights, and one product to y. algbn.coef reads the same Gram matrix.
+ * The same for the forward pass, which then does not write x either: statistics from the Gram matrix, the norm folded
+ * into the weights of these statistics, and one product to y. algbn.coef reads the same Gram matrix.
  *
- * algbn.stats in {gram = aᵀa, sum_a, a, w, running_mean, running_var, HEADER, gamma, beta}
- *             out {mean, invstd, STATE, wf [K,1,1,C], shift: master type [K], low?: [K]}; attr
+ * algbn.stats in {gram = aᵀa, sum_a, a, w, running_mean, running_var, HEADER} out {mean, invstd, STATE}; attr
  *   norm.train's statistics of x = a·wᵀ, running ones too:
  *   mean_k = w_k·sum_a/M;  var_k = max(0, w_k·gram·w_kᵀ/M − mean_k²), of which little is left where r is large: what all
  *   entries of gram err by in proportion shows |mean|²/var times larger, what each errs by on its own
  *   Σ w_kc²·gram_cc/(M·var) times, also where means of a cancel in mean_k. So where r, as algbn.coef has it, exceeds
  *   DNRI_ALGBN_GUARD, var_k is taken from a instead, var_k = Σ (w_k·(a − sum_a/M))²/M. NaN takes that way too.
  *   state.algbn_ratio as of algbn.coef, state.algbn_exact ← how many channels took the long way
+ * algbn.fold  in {w, sum_a, gamma, beta, invstd} out {wf [K,1,1,C], shift: master type [K], low?: [K]}; attr
  *   wf_kc = gamma_k · invstd_k · w_kc, rounded;  shift_k = beta_k − Σ_c wf_kc·sum_a_c/M of the rounded ones, so that
  *   the mean of what follows is beta;  low = shift rounded to the compute type, a 0 becoming −2⁻²⁴: libraries that
  *   make a mask may count a 0 as above 0, and of a channel whose gamma and beta are 0 half the sums are
@@ -233,7 +233,7 @@ typedef struct dnri_algbn_join_attr {
     bool relu;
 } dnri_algbn_join_attr;
 extern const dnri_op_def dnri_def_norm_dz, dnri_def_gram, dnri_def_algbn_coef, dnri_def_algbn_dgrad;
-extern const dnri_op_def dnri_def_algbn_stats, dnri_def_algbn_join;
+extern const dnri_op_def dnri_def_algbn_stats, dnri_def_algbn_fold, dnri_def_algbn_join;
 
 /* ---- dense.c: fully connected, x [n,1,1,C] → y [n,1,1,K] = x·wᵀ + b. "NAME.weight" [K,1,1,C],
  * "NAME.bias"; both are read in the compute type. */

@@ -320,6 +320,7 @@ static void build_forward(probe *p, const shape *c)
     const dnri_norm_attr norm = {DNRI_NORM_EPS, DNRI_NORM_MOMENTUM, c->relu};
     const dnri_algbn_stats_attr stats = {c->n * c->h * c->w, DNRI_NORM_EPS, DNRI_NORM_MOMENTUM,
                                          true};
+    const dnri_algbn_attr attr = {.rows = stats.rows};
     const dnri_algbn_join_attr join = {c->relu};
     const dnr_desc d = dnri_desc4(probe_compute(p), c->n, c->h, c->w, c->k);
     const bool low = probe_compute(p) != probe_master(p);
@@ -338,16 +339,16 @@ static void build_forward(probe *p, const shape *c)
         probe_emit(p, &dnri_def_norm_train, &norm, sizeof norm, 6,
                    (dnr_tid[]){x, gamma, beta, residual, mean, var}, c->special ? 4 : 3, y);
     } else {
-        dnr_tid gram[] = {DNRI_NONE, DNRI_NONE}, out[2] = {-1, -1};
-        dnr_tid s[] = {DNRI_NONE, DNRI_NONE, dnri_slab_tensor(g, DNRI_STATE),
-                       DNRI_NONE, DNRI_NONE, DNRI_NONE};
+        dnr_tid gram[] = {DNRI_NONE, DNRI_NONE}, fold[] = {DNRI_NONE, DNRI_NONE, DNRI_NONE};
+        dnr_tid s[] = {DNRI_NONE, DNRI_NONE, dnri_slab_tensor(g, DNRI_STATE)}, out[2] = {-1, -1};
         probe_emit(p, &dnri_def_gram, NULL, 0, 2, (dnr_tid[]){a, DNRI_NONE}, 2, gram);
-        probe_emit(p, &dnri_def_algbn_stats, &stats, sizeof stats, 9,
-                   (dnr_tid[]){gram[0], gram[1], a, w, mean, var, dnri_slab_tensor(g, DNRI_HEADER),
-                               gamma, beta},
-                   low ? 6 : 5, s);
+        probe_emit(p, &dnri_def_algbn_stats, &stats, sizeof stats, 7,
+                   (dnr_tid[]){gram[0], gram[1], a, w, mean, var, dnri_slab_tensor(g, DNRI_HEADER)},
+                   3, s);
+        probe_emit(p, &dnri_def_algbn_fold, &attr, sizeof attr, 5,
+                   (dnr_tid[]){w, gram[1], gamma, beta, s[1]}, low ? 3 : 2, fold);
         probe_emit(p, &dnri_def_algbn_join, &join, sizeof join, 5,
-                   (dnr_tid[]){a, s[3], s[4], residual, s[5]}, c->special ? 2 : 1, out);
+                   (dnr_tid[]){a, fold[0], fold[1], residual, fold[2]}, c->special ? 2 : 1, out);
         p->r[DEVICE].first = c->kernel == FIRST;
         p->r[DEVICE].timed = c->kernel == TIMED;
         y[0] = out[0];

@@ -3,25 +3,16 @@
 #include "../layers.h"
 #include "narrow.h"
 
-enum {
-    S_GRAM,
-    S_SUM_A,
-    S_A,
-    S_W,
-    S_MEAN,
-    S_VAR,
-    S_HEADER,
-    S_GAMMA,
-    S_BETA
-};                                              /* in of algbn.stats */
-enum { J_A, J_WF, J_SHIFT, J_RESIDUAL, J_LOW }; /* in of algbn.join */
+enum { S_GRAM, S_SUM_A, S_A, S_W, S_MEAN, S_VAR, S_HEADER }; /* in of algbn.stats */
+enum { F_W, F_SUM_A, F_GAMMA, F_BETA, F_INVSTD };            /* in of algbn.fold */
+enum { J_A, J_WF, J_SHIFT, J_RESIDUAL, J_LOW };              /* in of algbn.join */
 
 static int64_t rows_of(const dnr_desc *x)
 {
     return x->dim[0] * x->dim[1] * x->dim[2];
 }
 
-/* ---------------------------------------------------------------- algbn.stats */
+/* ---------------------------------------------------------------- algbn.stats and algbn.fold */
 
 static dnr_status run_stats(dnri_cuda_op *s)
 {
@@ -42,12 +33,7 @@ static dnr_status run_stats(dnri_cuda_op *s)
                                   .eps = attr->eps,
                                   .momentum = attr->momentum,
                                   .guard = DNRI_ALGBN_GUARD,
-                                  .first = attr->first,
-                                  .gamma = in[S_GAMMA],
-                                  .beta = in[S_BETA],
-                                  .wf = out[3],
-                                  .shift = out[4],
-                                  .low = s->op.n_out > 5 ? out[5] : NULL};
+                                  .first = attr->first};
     k_algbn_stats(s->stream, &a, in[S_HEADER], out[2]);
     return DNR_OK;
 }
@@ -57,6 +43,30 @@ static dnr_status lower_stats(dnr_device *dev, const dnr_graph *g, const dnri_op
 {
     const bool first = ((const dnri_algbn_stats_attr *)op->attr)->first;
     return dnri_cuda_lower(dev, g, op, run_stats, 1 + first, "k_algbn", out, NULL);
+}
+
+static dnr_status run_fold(dnri_cuda_op *s)
+{
+    const k_algbn_fold_args a = {.type = (int)s->in[F_W].dtype,
+                                 .rows = ((const dnri_algbn_attr *)s->op.attr)->rows,
+                                 .k = s->in[F_W].dim[0],
+                                 .c = s->in[F_W].dim[3],
+                                 .w = s->at.in[F_W],
+                                 .sum_a = s->at.in[F_SUM_A],
+                                 .gamma = s->at.in[F_GAMMA],
+                                 .beta = s->at.in[F_BETA],
+                                 .invstd = s->at.in[F_INVSTD],
+                                 .wf = s->at.out[0],
+                                 .shift = s->at.out[1],
+                                 .low = s->op.n_out > 2 ? s->at.out[2] : NULL};
+    k_algbn_fold(s->stream, &a);
+    return DNR_OK;
+}
+
+static dnr_status lower_fold(dnr_device *dev, const dnr_graph *g, const dnri_op *op,
+                             const dnri_lower_opts *o, dnri_step *out)
+{
+    return dnri_cuda_lower(dev, g, op, run_fold, 1, "k_algbn_fold", out, NULL);
 }
 
 /* ---------------------------------------------------------------- algbn.join */
@@ -182,6 +192,11 @@ static bool has_stats(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
     return able(dev, g, dnri_desc(g, op->in[S_W]));
 }
 
+static bool has_fold(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
+{
+    return able(dev, g, dnri_desc(g, op->in[F_W]));
+}
+
 static bool has_join(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 {
     const dnr_desc *a = dnri_desc(g, op->in[J_A]), *wf = dnri_desc(g, op->in[J_WF]);
@@ -193,6 +208,7 @@ static bool has_join(dnr_device *dev, const dnr_graph *g, const dnri_op *op)
 
 const dnri_lowering dnri_cuda_algbn_fwd[] = {
     {&dnri_def_algbn_stats, has_stats, lower_stats},
+    {&dnri_def_algbn_fold, has_fold, lower_fold},
     {&dnri_def_algbn_join, has_join, lower_join},
     {0},
 };

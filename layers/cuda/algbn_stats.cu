@@ -136,7 +136,6 @@ __global__ void __launch_bounds__(THREADS)
     constexpr int SHARES = WARPS / ROWS; /* warps that share a row */
     extern __shared__ __align__(128) unsigned char sm[];
     __shared__ double means[SHARES][ROWS], apart[SHARES][ROWS], square[WARPS][ROWS];
-    __shared__ float scale[ROWS];
     __shared__ bool far[ROWS];
     float *rows = (float *)sm;
     const int c = (int)s.c, tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -146,7 +145,6 @@ __global__ void __launch_bounds__(THREADS)
     const T *w = (const T *)s.w + k0 * c;
     const double m = (double)s.rows;
     const float running_mean = s.running_mean[k], running_var = s.running_var[k];
-    const float gamma = s.gamma[k], beta = s.beta[k];
     double v = 0, u = 0;
 #pragma unroll 2
     for (int j = (share * 32 + lane) * 4; j < c; j += SHARES * 128) {
@@ -196,42 +194,45 @@ __global__ void __launch_bounds__(THREADS)
             if (tid == r)
                 var = e;
         }
-    if (mine) {
-        s.mean[k] = (float)mean;
-        s.invstd[k] = (float)(1 / sqrt(var + s.eps));
-        scale[tid] = gamma * s.invstd[k];
-        s.running_mean[k] = (float)((1 - s.momentum) * running_mean + s.momentum * mean);
-        s.running_var[k] = (float)((1 - s.momentum) * running_var + s.momentum * var * m / (m - 1));
-        note_ratio(state, (float)ratio);
-        if (far[tid])
-            atomicAdd(&state->algbn_exact, 1);
-    }
-    __syncthreads();
-    /* the norm folded into w */
-    v = 0;
-#pragma unroll 2
-    for (int j = (share * 32 + lane) * 4; j < c; j += SHARES * 128) {
-        const float4 x = load4(w + row * c + j), a = *(const float4 *)(s.sum_a + j);
-        float f[4] = {scale[row] * x.x, scale[row] * x.y, scale[row] * x.z, scale[row] * x.w};
-        k_vec<T, 4> wf;
-        k_pack(f, wf);
-        *(k_vec<T, 4> *)((T *)s.wf + (k0 + row) * c + j) = wf;
-        k_unpack(wf, f);
-        v += f[0] * a.x + f[1] * a.y + f[2] * a.z + f[3] * a.w;
-    }
-    v = warp_sum(v);
-    if (lane == 0)
-        means[share][row] = v;
-    __syncthreads();
     if (!mine)
         return;
+    s.mean[k] = (float)mean;
+    s.invstd[k] = (float)(1 / sqrt(var + s.eps));
+    s.running_mean[k] = (float)((1 - s.momentum) * running_mean + s.momentum * mean);
+    s.running_var[k] = (float)((1 - s.momentum) * running_var + s.momentum * var * m / (m - 1));
+    note_ratio(state, (float)ratio);
+    if (far[tid])
+        atomicAdd(&state->algbn_exact, 1);
+}
+
+/* A warp for each row of w. */
+template <class T> __global__ void __launch_bounds__(256) k_algbn_fold_kernel(k_algbn_fold_args a)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t k = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (k >= a.k)
+        return;
+    const T *w = (const T *)a.w + k * a.c;
+    const float scale = a.gamma[k] * a.invstd[k];
     double sum = 0;
-    for (int i = 0; i < SHARES; i++)
-        sum += means[i][tid];
-    s.shift[k] = (float)(beta - sum / m);
-    if (s.low) {
-        const T low = k_type<T>::store(s.shift[k]);
-        ((T *)s.low)[k] = k_type<T>::load(low) == 0 ? k_type<T>::store(-0x1p-24f) : low;
+    for (int64_t j = lane * 4; j < a.c; j += 128) {
+        const float4 u = load4(w + j), s = *(const float4 *)(a.sum_a + j);
+        float f[4] = {scale * u.x, scale * u.y, scale * u.z, scale * u.w};
+        k_vec<T, 4> v;
+        k_pack(f, v);
+        *(k_vec<T, 4> *)((T *)a.wf + k * a.c + j) = v;
+        k_unpack(v, f);
+        sum += (double)f[0] * s.x + (double)f[1] * s.y + (double)f[2] * s.z + (double)f[3] * s.w;
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, i);
+    if (lane > 0)
+        return;
+    a.shift[k] = (float)(a.beta[k] - sum / (double)a.rows);
+    if (a.low) {
+        const T low = k_type<T>::store(a.shift[k]);
+        ((T *)a.low)[k] = k_type<T>::load(low) == 0 ? k_type<T>::store(-0x1p-24f) : low;
     }
 }
 
@@ -256,5 +257,13 @@ void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_heade
             launch_stats<T, 8>(s, a, state);
         else
             launch_stats<T, 4>(s, a, state);
+    });
+}
+
+void k_algbn_fold(cudaStream_t s, const k_algbn_fold_args *a)
+{
+    k_by_type(a->type, [&](auto t) {
+        using T = decltype(t);
+        k_algbn_fold_kernel<T><<<(unsigned)((a->k + 7) / 8), 256, 0, s>>>(*a);
     });
 }

@@ -164,17 +164,24 @@ typedef struct k_algbn_stats_args {
     int type;
     int64_t rows, k, c;                                /* M; w [k,c] */
     const void *a, *w;                                 /* a [rows,c] */
-    const float *gamma, *beta;                         /* [k] */
     const float *gram, *sum_a;                         /* [c,c], [c] */
     float *running_mean, *running_var, *mean, *invstd; /* [k] */
     double eps, momentum, guard; /* from which r on (layers.h) the variance is made of a */
     bool first;
-    void *wf;     /* of `type`, [k,c] */
-    float *shift; /* [k] */
-    void *low;    /* of `type`, [k]; or NULL */
 } k_algbn_stats_args;
 void k_algbn_stats(cudaStream_t s, const k_algbn_stats_args *a, const dnri_header *header,
                    dnri_state *state);
+
+typedef struct k_algbn_fold_args {
+    int type;
+    int64_t rows, k, c;
+    const void *w;
+    const float *sum_a, *gamma, *beta, *invstd;
+    void *wf;
+    float *shift;
+    void *low; /* of `type`, [k]; or NULL */
+} k_algbn_fold_args;
+void k_algbn_fold(cudaStream_t s, const k_algbn_fold_args *a);
 
 /* ---- narrow.cu: d [rows,n] = act([a0 | a1] · [b0 ; b1] + shift + residual), sums in fp32, rounded once. F16 and
  * BF16, on sm_80 and later. d may lie over the residual. */

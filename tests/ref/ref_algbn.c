@@ -116,7 +116,7 @@ static void dgrad(const ref_step *s)
 }
 
 /* Inputs of algbn.stats. */
-enum { S_GRAM, S_SUM_A, S_A, S_W, S_MEAN, S_VAR, S_HEADER, S_GAMMA, S_BETA };
+enum { S_GRAM, S_SUM_A, S_A, S_W, S_MEAN, S_VAR, S_HEADER };
 
 /* Σ (w·(a − mean of a))²/M of one channel */
 static double exact_variance(const ref_step *s, const double *w)
@@ -131,23 +131,6 @@ static double exact_variance(const ref_step *s, const double *w)
         sum += x * x;
     }
     return sum / (double)M;
-}
-
-/* The norm of these statistics into the weights and a shift. */
-static void fold(const ref_step *s)
-{
-    const int64_t K = s->in[S_W].dim[0], C = s->in[S_W].dim[3];
-    const double *w = s->at.in[S_W], *sum_a = s->at.in[S_SUM_A], *gamma = s->at.in[S_GAMMA];
-    const double *beta = s->at.in[S_BETA], *invstd = s->at.out[1];
-    const double M = (double)((const dnri_algbn_stats_attr *)s->op.attr)->rows;
-    double *wf = s->at.out[3], *shift = s->at.out[4];
-    for (int64_t k = 0; k < K; k++) {
-        for (int64_t j = 0; j < C; j++)
-            wf[k * C + j] = gamma[k] * invstd[k] * w[k * C + j];
-        shift[k] = beta[k] - ref_dot(wf + k * C, sum_a, C) / M;
-    }
-    for (int64_t k = 0; s->op.n_out > 5 && k < K; k++)
-        ((double *)s->at.out[5])[k] = shift[k] == 0 ? -0x1p-24 : shift[k];
 }
 
 static void stats(const ref_step *s)
@@ -177,7 +160,22 @@ static void stats(const ref_step *s)
         running_var[k] = (1 - m) * running_var[k] + m * var * M / (M - 1);
     }
     note(s->at.out[2], s->at.in[S_HEADER], at->first, largest, exact);
-    fold(s);
+}
+
+static void fold(const ref_step *s)
+{
+    const int64_t K = s->in[0].dim[0], C = s->in[0].dim[3];
+    const double *w = s->at.in[0], *sum_a = s->at.in[1], *gamma = s->at.in[2];
+    const double *beta = s->at.in[3], *invstd = s->at.in[4];
+    const double M = (double)((const dnri_algbn_attr *)s->op.attr)->rows;
+    double *wf = s->at.out[0], *shift = s->at.out[1];
+    for (int64_t k = 0; k < K; k++) {
+        for (int64_t j = 0; j < C; j++)
+            wf[k * C + j] = gamma[k] * invstd[k] * w[k * C + j];
+        shift[k] = beta[k] - ref_dot(wf + k * C, sum_a, C) / M;
+    }
+    for (int64_t k = 0; s->op.n_out > 2 && k < K; k++)
+        ((double *)s->at.out[2])[k] = shift[k] == 0 ? -0x1p-24 : shift[k];
 }
 
 static void join(const ref_step *s)
@@ -199,11 +197,8 @@ static void join(const ref_step *s)
 }
 
 const ref_row ref_algbn_rows[] = {
-    {&dnri_def_norm_dz, norm_dz},
-    {&dnri_def_gram, gram},
-    {&dnri_def_algbn_coef, coef},
-    {&dnri_def_algbn_dgrad, dgrad},
-    {&dnri_def_algbn_stats, stats},
-    {&dnri_def_algbn_join, join},
-    {NULL, NULL},
+    {&dnri_def_norm_dz, norm_dz},   {&dnri_def_gram, gram},
+    {&dnri_def_algbn_coef, coef},   {&dnri_def_algbn_dgrad, dgrad},
+    {&dnri_def_algbn_stats, stats}, {&dnri_def_algbn_fold, fold},
+    {&dnri_def_algbn_join, join},   {NULL, NULL},
 };
