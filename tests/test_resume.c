@@ -455,16 +455,43 @@ static void other_classes(void **state)
 
 /* ---- a disk that fails */
 
-static void the_disk_fails(void **state)
+static const char *need_faults(void)
 {
-    NEEDS_CPU();
-    char faults[1100], env[1300];
+    static char faults[1100];
     snprintf(faults, sizeof faults, "%.*s/libdnr_faults.so", (int)(strrchr(tool, '/') - tool),
              tool);
     if (access(faults, R_OK) != 0) {
         print_message("skipped: no %s in this build\n", faults);
         skip();
     }
+    return faults;
+}
+
+/* A checkpoint for which there was no memory is made once more, before the run ends. */
+static void memory_fails(void **state)
+{
+    NEEDS_CPU();
+    char env[1300];
+    undisturbed();
+    snprintf(env, sizeof env, "LD_PRELOAD='%s' DNR_FAULTS=fs:60:%d", need_faults(), ENOMEM);
+    sh("rm -rf full");
+    int status = finish(start_in(env, "train " RUN "--out full"));
+    char *said = slurp("started.txt");
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 4)
+        fail_msg("status %x: %s", status, said);
+    has(said, "saved after step 6 of 45; once that is mended, go on with --out full");
+    has(said, strerror(ENOMEM));
+    free(said);
+    assert_int_equal(dnnrun(RESUME "full"), 0);
+    has(out_text, "after step 6 of 45");
+    same_as_undisturbed("full");
+}
+
+static void the_disk_fails(void **state)
+{
+    NEEDS_CPU();
+    const char *faults = need_faults();
+    char env[1300];
     undisturbed();
     int failed = 0;
     for (long n = 1;; n += kills > 100 ? 11 : 229) {
@@ -509,6 +536,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_global_batch_stays),
         cmocka_unit_test(wrong_usage),
         cmocka_unit_test(other_classes),
+        cmocka_unit_test(memory_fails),
         cmocka_unit_test(the_disk_fails),
     };
     if (argc > 1)

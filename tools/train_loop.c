@@ -377,7 +377,8 @@ static dnr_status save(loop *l)
     free(cfg_note);
     free(data);
     free(mine);
-    l->saved = l->seen;
+    if (st == DNR_OK)
+        l->saved = l->seen;
     l->last_time = l->saved_time = tool_now();
     return st;
 }
@@ -473,17 +474,19 @@ out:
     return st;
 }
 
-/* Pictures that fail end a run of one rank, but lose no step of it. */
+/* Pictures that fail, or memory or files that they lack, end a run of one rank, but lose no step of it. (With gradients
+ * that are not finite the trainer refuses to go on, and to be caught up with.) */
 static void save_what_was_trained(loop *l, dnr_status st)
 {
     dnr_error later = {0}, *first = l->err;
-    if ((st != DNR_EDATA && st != DNR_EPEER) || dnr_comm_launched(l->s->comm))
+    const bool pictures = st == DNR_EDATA || st == DNR_EPEER; /* a stall of their threads */
+    if ((!pictures && st != DNR_EMEM && st != DNR_EFAIL) || dnr_comm_launched(l->s->comm))
         return;
     l->err = &later;
     if (catch_up(l) == DNR_OK && l->seen > 0 && l->seen != l->saved && save(l) == DNR_OK)
-        screen_print("saved after step %lld of %lld; once the pictures are mended, go on with "
-                     "--out %s --resume auto",
-                     (long long)l->seen, (long long)l->s->steps, l->dir->path);
+        screen_print("saved after step %lld of %lld; once %s, go on with --out %s --resume auto",
+                     (long long)l->seen, (long long)l->s->steps,
+                     pictures ? "the pictures are mended" : "that is mended", l->dir->path);
     l->err = first;
 }
 
