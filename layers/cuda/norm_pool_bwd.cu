@@ -33,7 +33,8 @@ template <class T, int N, bool TWO> struct window_grads {
     }
 };
 
-/* s[1] += Σ dz · (x − mean) of the channels in `ask`. */
+/* s[1] += Σ dz · (x − mean) of the channels in `ask`. An index may name anything: a step is warmed up before it has its
+ * inputs. */
 template <class T, int N, bool TWO>
 __device__ void ask_x(const k_norm_bwd_args &a, const k_pool_args &g, const k_tile &t,
                       const uint8_t *index, unsigned ask, float (&s)[2][N])
@@ -49,6 +50,8 @@ __device__ void ask_x(const k_norm_bwd_args &a, const k_pool_args &g, const k_ti
         for (int j = 0; j < N; j++)
             if ((ask >> j & 1) && k.v[j] != NONE) {
                 const int c = t.col * N + j, h = 2 * p + k.v[j] / 3 - 1, i = 2 * q + k.v[j] % 3 - 1;
+                if ((unsigned)h >= (unsigned)g.h || (unsigned)i >= (unsigned)g.w)
+                    continue;
                 const T *x = (const T *)a.x + offset(n, h, i, g.h, g.w) * g.c + c;
                 float dz[2];
                 w.sums(j & ~1, dz);
