@@ -13,7 +13,7 @@
 
 /* For a rank that ended with an error: this one may have the same to say, and where it waits for others it hears of it at
  * once. */
-#define GRACE_S 2.0
+#define GRACE_S 5.0
 
 /* ---- losses */
 
