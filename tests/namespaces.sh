@@ -48,9 +48,10 @@ SH
 chmod +x agent
 printf '10.77.0.%d slots=1\n' 1 2 >hosts
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # Open MPI itself leaks
 spread() {
     ip netns exec $a unshare --uts sh -c 'hostname host0; exec "$@"' mpirun timeout 60 mpirun --mca plm_rsh_agent "$PWD/agent" --hostfile hosts \
-        -n 2 -x DNR_MASTER -x OMP_NUM_THREADS "$tool" train quickstart.cfg device=cpu model.name=resnet20 data.image=16 train.batch=16 train.deterministic=true "$@"
+        -n 2 -x DNR_MASTER -x OMP_NUM_THREADS -x ASAN_OPTIONS "$tool" train quickstart.cfg device=cpu model.name=resnet20 data.image=16 train.batch=16 train.deterministic=true "$@"
 }
 unset DNR_WORLD_SIZE
 transports=tcp
