@@ -194,10 +194,7 @@ static dnr_status bind(void *ctx, const dnri_binding *b)
     amx *s = ctx;
     void *at[4];
     s->b = *b;
-    for (int i = 0; i < 4; i++)
-        at[i] = s->slot[i] == DNRI_DNN_ABSENT ? NULL
-                : s->slot[i] >= 0             ? b->in[s->slot[i]]
-                                              : b->out[~s->slot[i]];
+    dnri_dnn_tensors(b, s->slot, at);
     s->x = at[DNRI_DNN_SRC];
     s->dy = at[DNRI_DNN_DST];
     s->dw = at[DNRI_DNN_WEIGHTS];

@@ -313,10 +313,7 @@ static dnr_status bind(void *ctx, const dnri_binding *b)
     amx_conv *s = ctx;
     void *at[4];
     s->b = *b;
-    for (int i = 0; i < 4; i++)
-        at[i] = s->slot[i] == DNRI_DNN_ABSENT ? NULL
-                : s->slot[i] >= 0             ? b->in[s->slot[i]]
-                                              : b->out[~s->slot[i]];
+    dnri_dnn_tensors(b, s->slot, at);
     s->in = at[s->dgrad ? DNRI_DNN_DST : DNRI_DNN_SRC];
     s->out = at[s->dgrad ? DNRI_DNN_SRC : DNRI_DNN_DST];
     s->weights = at[DNRI_DNN_WEIGHTS];

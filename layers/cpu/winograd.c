@@ -362,10 +362,7 @@ static dnr_status bind(void *ctx, const dnri_binding *b)
     void *at[4];
     int copies = s->pass == DNRI_DNN_WGRAD ? 1 : s->slices;
     s->b = *b;
-    for (int i = 0; i < 4; i++)
-        at[i] = s->slot[i] == DNRI_DNN_ABSENT ? NULL
-                : s->slot[i] >= 0             ? b->in[s->slot[i]]
-                                              : b->out[~s->slot[i]];
+    dnri_dnn_tensors(b, s->slot, at);
     bool back = s->pass == DNRI_DNN_DGRAD;
     s->x = at[back ? DNRI_DNN_DST : DNRI_DNN_SRC];
     s->y = at[back ? DNRI_DNN_SRC : DNRI_DNN_DST];

@@ -52,6 +52,8 @@ void *dnri_cpu_step(dnri_step *out, size_t size, dnr_status (*run)(void *ctx), i
 /* Makes `out` a step that runs a oneDNN op, which it takes over. Which tensors of the binding the op's
  * src, weights, bias and dst are: >= 0 an input, < 0 output ~i, DNRI_DNN_ABSENT none. */
 #define DNRI_DNN_ABSENT 100
+/* Where the tensors that `slot` names lie; NULL for one that is absent. */
+void dnri_dnn_tensors(const dnri_binding *b, const int slot[4], void *at[4]);
 /* As a dnri_way_fn for d->candidate. */
 dnr_status dnri_cpu_dnn_step(dnr_device *dev, const dnri_dnn_desc *d, const int slot[4],
                              dnri_step *out);

@@ -42,12 +42,17 @@ static void *bound(const dnri_binding *b, int slot)
     return slot == DNRI_DNN_ABSENT ? NULL : slot >= 0 ? b->in[slot] : b->out[~slot];
 }
 
+void dnri_dnn_tensors(const dnri_binding *b, const int slot[4], void *at[4])
+{
+    for (int i = 0; i < 4; i++)
+        at[i] = bound(b, slot[i]);
+}
+
 static dnr_status dnn_bind(void *ctx, const dnri_binding *b)
 {
     dnn_step *s = ctx;
     void *address[4];
-    for (int i = 0; i < 4; i++)
-        address[i] = bound(b, s->slot[i]);
+    dnri_dnn_tensors(b, s->slot, address);
     s->from = bound(b, s->residual);
     s->to = address[DNRI_DNN_DST];
     return dnri_dnn_bind(s->op, address, bound(b, s->residual), b->workspace);
