@@ -15,51 +15,6 @@
 #define H_STAGE   (16 << 10) /* bytes */
 #define H_STAGES  8
 
-/* Rows of 64 columns one after the other, of which a factor is 16 rows; the next 64 columns `slab` bytes on. */
-__device__ __forceinline__ uint64_t h_turned(uint32_t rows, int slab)
-{
-    return (uint64_t)(rows >> 4 & 0x3fff) | (uint64_t)(slab >> 4) << 16 | (uint64_t)64 << 32 |
-           (uint64_t)1 << 62;
-}
-
-#define H_GRAM_128(type, d, a, b, add)                                                             \
-    DNR_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                    \
-                   "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                \
-                   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"   \
-                   "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"  \
-                   "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"  \
-                   "%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 1, 1;\n}"                             \
-                   : H_8(d, 0), H_8(d, 8), H_8(d, 16), H_8(d, 24), H_8(d, 32), H_8(d, 40),         \
-                     H_8(d, 48), H_8(d, 56)                                                        \
-                   : "l"(a), "l"(b), "r"((int)(add)))
-#define H_GRAM_64(type, d, a, b, add)                                                              \
-    DNR_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                    \
-                   "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                 \
-                   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"   \
-                   "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, 1, 1;\n}"     \
-                   : H_8(d, 0), H_8(d, 8), H_8(d, 16), H_8(d, 24)                                  \
-                   : "l"(a), "l"(b), "r"((int)(add)))
-
-/* d [64, 2·N] = aᵀ·b of 16 rows, added to d or in its place; registers as h_multiply's. */
-__device__ __forceinline__ void h_gram(__half, float (&d)[64], uint64_t a, uint64_t b, bool add)
-{
-    H_GRAM_128("f16", d, a, b, add);
-}
-__device__ __forceinline__ void h_gram(__nv_bfloat16, float (&d)[64], uint64_t a, uint64_t b,
-                                       bool add)
-{
-    H_GRAM_128("bf16", d, a, b, add);
-}
-__device__ __forceinline__ void h_gram(__half, float (&d)[32], uint64_t a, uint64_t b, bool add)
-{
-    H_GRAM_64("f16", d, a, b, add);
-}
-__device__ __forceinline__ void h_gram(__nv_bfloat16, float (&d)[32], uint64_t a, uint64_t b,
-                                       bool add)
-{
-    H_GRAM_64("bf16", d, a, b, add);
-}
-
 /* A piece of the product: 64 rows from 64·down on, 2·N columns from 64·right on. */
 template <int N> struct h_piece {
     float d[N];
@@ -67,8 +22,8 @@ template <int N> struct h_piece {
     template <class T>
     __device__ void multiply(uint32_t rows, int slab, int down, int right, bool add)
     {
-        h_gram(T(), d, h_turned(rows + down * slab, slab), h_turned(rows + right * slab, slab),
-               add);
+        h_multiply_turned(T(), d, h_turned(rows + down * slab, slab),
+                          h_turned(rows + right * slab, slab), add);
     }
 
     /* `more`: added to what is there. */

@@ -104,27 +104,65 @@ template <int N> __device__ __forceinline__ void h_sums(float (&d)[N])
 #define H_8(d, i)                                                                                  \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
-#define H_MULTIPLY(type, d, a, b, add)                                                             \
+/* turned: "1" where operands are h_turned's, "0" where they are h_operand's */
+#define H_MULTIPLY_128(type, turned, d, a, b, add)                                                 \
     DNR_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                    \
                    "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                \
                    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"   \
                    "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"  \
                    "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"  \
-                   "%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;\n}"                             \
+                   "%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, " turned ", " turned ";\n}"           \
                    : H_8(d, 0), H_8(d, 8), H_8(d, 16), H_8(d, 24), H_8(d, 32), H_8(d, 40),         \
                      H_8(d, 48), H_8(d, 56)                                                        \
+                   : "l"(a), "l"(b), "r"((int)(add)))
+#define H_MULTIPLY_64(type, turned, d, a, b, add)                                                  \
+    DNR_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                    \
+                   "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                 \
+                   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"   \
+                   "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, " turned      \
+                   ", " turned ";\n}"                                                              \
+                   : H_8(d, 0), H_8(d, 8), H_8(d, 16), H_8(d, 24)                                  \
                    : "l"(a), "l"(b), "r"((int)(add)))
 
 /* d [64,128] = a [64,16] · b [128,16]ᵀ, added to d or in its place. Lane 4·g + t of warp w has d[4·j], d[4·j + 1] at
  * row 16·w + g, columns 8·j + 2·t and one more, and d[4·j + 2], d[4·j + 3] eight rows below. */
 __device__ __forceinline__ void h_multiply(__half, float (&d)[64], uint64_t a, uint64_t b, bool add)
 {
-    H_MULTIPLY("f16", d, a, b, add);
+    H_MULTIPLY_128("f16", "0", d, a, b, add);
 }
 __device__ __forceinline__ void h_multiply(__nv_bfloat16, float (&d)[64], uint64_t a, uint64_t b,
                                            bool add)
 {
-    H_MULTIPLY("bf16", d, a, b, add);
+    H_MULTIPLY_128("bf16", "0", d, a, b, add);
+}
+
+/* An operand whose rows of 64 elements across the depth are a slice, 16 of them a factor; the next 64 elements across lie
+ * `slab` bytes on. +128: the next 16 rows. */
+__device__ __forceinline__ uint64_t h_turned(uint32_t rows, int slab)
+{
+    return (uint64_t)(rows >> 4 & 0x3fff) | (uint64_t)(slab >> 4) << 16 | (uint64_t)64 << 32 |
+           (uint64_t)1 << 62;
+}
+/* d [64, 2·N] = aᵀ·b of 16 such rows, added to d or in its place; registers as h_multiply's. */
+__device__ __forceinline__ void h_multiply_turned(__half, float (&d)[64], uint64_t a, uint64_t b,
+                                                  bool add)
+{
+    H_MULTIPLY_128("f16", "1", d, a, b, add);
+}
+__device__ __forceinline__ void h_multiply_turned(__nv_bfloat16, float (&d)[64], uint64_t a,
+                                                  uint64_t b, bool add)
+{
+    H_MULTIPLY_128("bf16", "1", d, a, b, add);
+}
+__device__ __forceinline__ void h_multiply_turned(__half, float (&d)[32], uint64_t a, uint64_t b,
+                                                  bool add)
+{
+    H_MULTIPLY_64("f16", "1", d, a, b, add);
+}
+__device__ __forceinline__ void h_multiply_turned(__nv_bfloat16, float (&d)[32], uint64_t a,
+                                                  uint64_t b, bool add)
+{
+    H_MULTIPLY_64("bf16", "1", d, a, b, add);
 }
 
 #endif
