@@ -166,7 +166,7 @@ static dnr_status run_dgrad(dnri_cuda_op *s)
     a.d = s->at.out[0];
     if (s->own)
         return run_pair(s->dev, s->own, s->stream, &a, s->at.workspace);
-    k_narrow(s->stream, &a);
+    DNRI_CUDA(k_narrow(s->stream, &a), "%s: multiplying", s->op.name);
     return DNR_OK;
 }
 

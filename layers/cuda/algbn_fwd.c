@@ -94,7 +94,7 @@ static dnr_status run_join(dnri_cuda_op *s)
     a.d = s->at.out[0];
     a.mask = s->op.n_out > 1 ? s->at.out[1] : NULL;
     a.relu = ((const dnri_algbn_join_attr *)s->op.attr)->relu;
-    k_narrow(s->stream, &a);
+    DNRI_CUDA(k_narrow(s->stream, &a), "%s: multiplying", s->op.name);
     return DNR_OK;
 }
 

@@ -183,8 +183,8 @@ typedef struct k_algbn_fold_args {
 } k_algbn_fold_args;
 void k_algbn_fold(cudaStream_t s, const k_algbn_fold_args *a);
 
-/* ---- narrow.cu: d [rows,n] = act([a0 | a1] · [b0 ; b1] + shift + residual), sums in fp32, rounded once. F16 and
- * BF16, on sm_80 and later. d may lie over the residual. */
+/* ---- narrow.cu, and on sm_90 wide.cu where it may: d [rows,n] = act([a0 | a1] · [b0 ; b1] + shift + residual), sums in
+ * fp32, rounded once. F16 and BF16, on sm_80 and later. d may lie over the residual. */
 typedef struct k_narrow_args {
     int type, sms, cc;
     int64_t rows;
@@ -200,7 +200,8 @@ typedef struct k_narrow_args {
     bool relu;
 } k_narrow_args;
 bool k_narrow_takes(const k_narrow_args *a); /* from cc, type, n and depth */
-void k_narrow(cudaStream_t s, const k_narrow_args *a);
+/* What cannot be launched, and is not: cudaErrorNotSupported. Errors of a launch are the stream's. */
+cudaError_t k_narrow(cudaStream_t s, const k_narrow_args *a);
 
 /* ---- loss.cu: softmax cross-entropy of n rows of k logits; soft may be NULL */
 typedef struct k_loss_args {

@@ -1,5 +1,6 @@
 /* narrow.c: times our own product against another way, once for each shape. */
 #include "narrow.h"
+#include "wide.h"
 
 #include "../../runtime/choices.h"
 #include "../../runtime/cuda/convplan.h"
@@ -15,7 +16,7 @@ typedef struct timing {
     dnri_cuda *d;
     const dnri_narrow_contest *c;
     size_t at[PLACES];
-    bool rival, failed;
+    bool rival, failed[2]; /* our own, the rival */
 } timing;
 
 static void layout(timing *t)
@@ -52,10 +53,11 @@ static void run(void *ctx, cudaStream_t s, void *memory)
     a.d = at + t->at[D];
     a.residual = t->c->residual ? a.d : NULL;
     a.mask = t->c->mask ? (uint8_t *)(at + t->at[MASK]) : NULL;
-    if (!t->rival)
-        k_narrow(s, &a);
-    else if (!t->failed && t->c->rival(t->d, t->c->own, s, &a, at + t->at[WORKSPACE]) != DNR_OK)
-        t->failed = true;
+    if (t->failed[t->rival])
+        return;
+    t->failed[t->rival] = t->rival
+                              ? t->c->rival(t->d, t->c->own, s, &a, at + t->at[WORKSPACE]) != DNR_OK
+                              : k_narrow(s, &a) != cudaSuccess;
 }
 
 dnr_status dnri_narrow_wins(dnri_cuda *d, const dnri_narrow_contest *c, bool *wins)
@@ -64,10 +66,10 @@ dnr_status dnri_narrow_wins(dnri_cuda *d, const dnri_narrow_contest *c, bool *wi
     timing t = {.d = d, .c = c};
     char key[192], text[64];
     float us[2];
-    snprintf(key, sizeof key, "%s %s rows%lld n%d depth%d+%d%s%s%s workspace%zu", c->name,
-             dnri_dtype_name((dnr_dtype)a->type), (long long)a->rows, a->n, a->depth[0],
-             a->depth[1], c->residual ? " residual" : "", a->relu ? " relu" : "",
-             c->mask ? " mask" : "", c->workspace);
+    snprintf(key, sizeof key, "%s%s %s rows%lld n%d depth%d+%d%s%s%s workspace%zu", c->name,
+             k_wide_takes(a) ? " wide" : "", dnri_dtype_name((dnr_dtype)a->type),
+             (long long)a->rows, a->n, a->depth[0], a->depth[1], c->residual ? " residual" : "",
+             a->relu ? " relu" : "", c->mask ? " mask" : "", c->workspace);
     const char *known = d->choices ? dnri_choices_get(d->choices, key) : NULL;
     if (known) {
         *wins = strncmp(known, "own", 3) == 0;
@@ -78,7 +80,7 @@ dnr_status dnri_narrow_wins(dnri_cuda *d, const dnri_narrow_contest *c, bool *wi
         t.rival = i == 1;
         DNR_TRY(dnri_cuda_time(d, a->type, t.at[WORKSPACE] + c->workspace, run, &t, &us[i]));
     }
-    *wins = us[0] < us[1] || t.failed;
+    *wins = !t.failed[0] && (t.failed[1] || us[0] < us[1]);
     snprintf(text, sizeof text, "%s us %.3f, not %.3f", *wins ? "own" : "other",
              (double)us[*wins ? 0 : 1], (double)us[*wins ? 1 : 0]);
     return d->choices && us[0] < FLT_MAX ? dnri_choices_set(d->choices, key, text) : DNR_OK;

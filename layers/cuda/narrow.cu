@@ -320,13 +320,16 @@ template <class T> static void launch_shape(cudaStream_t s, const k_narrow_args 
         launch<T, 64, 3>(s, a, z.blocks);
 }
 
-void k_narrow(cudaStream_t s, const k_narrow_args *a)
+cudaError_t k_narrow(cudaStream_t s, const k_narrow_args *a)
 {
     shape z;
-    if ((k_wide_takes(a) && k_wide(s, a)) || !shape_of(a, &z))
-        return;
+    if (k_wide_takes(a))
+        return k_wide(s, a);
+    if (!shape_of(a, &z))
+        return cudaErrorNotSupported;
     if (a->type == DNR_F16)
         launch_shape<__half>(s, a, z);
     else
         launch_shape<__nv_bfloat16>(s, a, z);
+    return cudaSuccess;
 }

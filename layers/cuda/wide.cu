@@ -336,11 +336,15 @@ static PFN_cuTensorMapEncodeTiled_v12000 encoder()
 {
     void *f = nullptr;
     cudaDriverEntryPointQueryResult r;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
-                                         &r) != cudaSuccess ||
-        r != cudaDriverEntryPointSuccess)
-        return nullptr;
-    return (PFN_cuTensorMapEncodeTiled_v12000)f;
+#if CUDART_VERSION >= 12050
+    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                           cudaEnableDefault, &r);
+#else
+    const cudaError_t e =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &r);
+#endif
+    const bool there = e == cudaSuccess && r == cudaDriverEntryPointSuccess;
+    return there ? (PFN_cuTensorMapEncodeTiled_v12000)f : nullptr;
 }
 
 bool k_wide_takes(const k_narrow_args *a)
@@ -390,15 +394,15 @@ template <class T> static void launch_columns(cudaStream_t s, const wide_args *w
         all ? launch<T, 256, false>(s, w) : launch<T, 128, false>(s, w);
 }
 
-bool k_wide(cudaStream_t s, const k_narrow_args *a)
+cudaError_t k_wide(cudaStream_t s, const k_narrow_args *a)
 {
     wide_args w = {{}, *a, stages_of(a)};
     for (int m = 0; m < 2; m++)
         if (a->depth[m] && !describe(&w.a[m], a->type, a->a[m], a->rows, a->depth[m]))
-            return false;
+            return cudaErrorNotSupported;
     if (a->type == DNR_F16)
         launch_columns<__half>(s, &w);
     else
         launch_columns<__nv_bfloat16>(s, &w);
-    return true;
+    return cudaSuccess;
 }

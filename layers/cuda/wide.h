@@ -9,8 +9,8 @@ extern "C" {
 #endif
 
 bool k_wide_takes(const k_narrow_args *a);
-/* False, and nothing is launched, where the driver cannot describe a. */
-bool k_wide(cudaStream_t s, const k_narrow_args *a);
+/* cudaErrorNotSupported, and nothing is launched, where the driver cannot describe a. */
+cudaError_t k_wide(cudaStream_t s, const k_narrow_args *a);
 
 #ifdef __cplusplus
 }
