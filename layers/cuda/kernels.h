@@ -115,6 +115,9 @@ void k_norm_pool_bwd(cudaStream_t s, const k_norm_bwd_args *a, const k_pool_args
 
 /* ---- algbn.cu: algebraic batch norm (layers.h). All channels are multiples of 8, those of a at most so many. */
 #define K_ALGBN_CHANNELS 1024
+
+/* ---- gram_merge.cu */
+
 typedef struct k_gram_merge_args {
     const float *part; /* [parts][n] */
     float *p;          /* [n] = their sum, added up in fp64 but for eights */
@@ -125,8 +128,8 @@ typedef struct k_gram_merge_args {
     float *sum;           /* [c] = their sum; or NULL */
     int blocks;
     int64_t c;
-    bool
-        lower; /* p is [c,c] and symmetric: of a part only tiles of 16 x 16 on and below the diagonal are there */
+    /* p is [c,c] and symmetric: of a part only tiles of 16 x 16 on and below the diagonal are there */
+    bool lower;
 } k_gram_merge_args;
 void k_gram_merge(cudaStream_t s, const k_gram_merge_args *a);
 
